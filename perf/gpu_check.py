@@ -24,7 +24,7 @@ from .claims import FAILS, HOLDS
 from .gpu.context import GPU, CheckContext, out_folder
 from .gpu.machine import described
 from .gpu.parts import PARTS, ROWS, TOTAL_S, chosen, run_all
-from .gpu.rows import Row, figure, parsed, summary, table
+from .gpu.rows import Row, figure, parse_row, summary, table
 
 _FAILED, _USAGE = 1, 2
 _LOG_CHARACTERS = 500_000
@@ -77,7 +77,7 @@ def _arguments() -> argparse.ArgumentParser:
 def _earlier_rows(path: Path, rerun: Sequence[str]) -> tuple[Row, ...]:
     """Return what an earlier run found in the same folder, except for parts that run again."""
     lines = path.read_text("utf-8").splitlines() if path.exists() and rerun else []
-    return tuple(row for row in map(parsed, lines) if row is not None and row.part not in rerun)
+    return tuple(row for row in map(parse_row, lines) if row is not None and row.part not in rerun)
 
 
 class RowWriter:

@@ -41,8 +41,8 @@ from .generator.orders import Target
 from .micro import ROUNDS, SinkTransport, Stage, print_cost
 from .payloads.grpc import GrpcWriter
 from .payloads.http import HttpWriter
-from .payloads.tensors import Place, Sent
-from .payloads.writing import Call, Wanted
+from .payloads.tensors import InputTensor, Place
+from .payloads.writing import Call, RequestedOutput
 
 NAME, LENGTH = "pair", 128
 CONNECTIONS = (1, 16)
@@ -88,10 +88,10 @@ class Transport:
         places = [Place(_REGION, index * _NBYTES, _NBYTES) if self.shared else None for index in range(3)]
         raw = np.ones(LENGTH, np.int64).tobytes()
         step = tuple(
-            Sent(name, "INT64", (1, LENGTH), b"" if place else raw, place)
+            InputTensor(name, "INT64", (1, LENGTH), b"" if place else raw, place)
             for name, place in zip(("ids", "mask"), places, strict=False)
         )
-        call = Call(NAME, "", (Wanted("y", places[2]),) if self.shared or self.binary else ())
+        call = Call(NAME, "", (RequestedOutput("y", places[2]),) if self.shared or self.binary else ())
         if self.grpc:
             return GrpcWriter(call).whole(step)
         return HttpWriter(call, _TARGET, binary_input=self.binary, binary_output=self.binary).whole(step)

@@ -80,8 +80,8 @@ def measured(
 
 def here() -> str:
     """Name this machine."""
-    found = environment.machine(gpus=lambda: ([], ""))
-    return f"{found['cpu']}, {os.cpu_count()} cores"
+    machine = environment.machine(gpus=lambda: ([], ""))
+    return f"{machine['cpu']}, {os.cpu_count()} cores"
 
 
 def _say(arguments: str) -> None:

@@ -74,11 +74,11 @@ def _by_rows(item: _Item) -> int:
 def _in_yardsticks(us: Callable[[], float], turns: int = 1) -> float:
     """Measure in turns with the yardstick; the fastest of each counts."""
     yardsticks_us = [yardstick_us()]
-    found = []
+    costs_us = []
     for _ in range(turns):
-        found.append(us())
+        costs_us.append(us())
         yardsticks_us.append(yardstick_us())
-    return min(found) / min(yardsticks_us)
+    return min(costs_us) / min(yardsticks_us)
 
 
 def _with_model(
@@ -184,8 +184,10 @@ def _simulated() -> float:
         _, knee_per_s = run_times.knee(cell.kinds[0].key, MANY // 2)
         arrivals = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, _SIMULATED), 0)
         tried = (static_policies.DEFAULT_POLICY, static_policies.static_grid()["cap 64, 0 ms"])
-        ours, guess = (static_policies.figures(simulate(arrivals, policy, run_times)) for policy in tried)
-        ratios.append(ours.p99_ms / guess.p99_ms)
+        default_figures, static_figures = (
+            static_policies.figures(simulate(arrivals, policy, run_times)) for policy in tried
+        )
+        ratios.append(default_figures.p99_ms / static_figures.p99_ms)
     return statistics.fmean(ratios)
 
 

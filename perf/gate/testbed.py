@@ -75,15 +75,18 @@ class Testbed:
             self._cached[measure] = measure()
         return self._cached[measure]
 
-    def server_ratio(self, one: str, other: str, call: str) -> float:
+    def server_ratio(self, server_name: str, reference_name: str, call: str) -> float:
         """Return one server's CPU per request relative to another's, measured in turns."""
-        spent_s, answered = dict.fromkeys((one, other), 0.0), dict.fromkeys((one, other), 0)
+        spent_s, answered = (
+            dict.fromkeys((server_name, reference_name), 0.0),
+            dict.fromkeys((server_name, reference_name), 0),
+        )
         for _ in range(TURNS):
-            for name in (one, other):
+            for name in (server_name, reference_name):
                 window, cpu_s = self.drive(name, call)
                 spent_s[name] += cpu_s
                 answered[name] += len(window.ends_ns)
-        return (spent_s[one] / answered[one]) / (spent_s[other] / answered[other])
+        return (spent_s[server_name] / answered[server_name]) / (spent_s[reference_name] / answered[reference_name])
 
     def client_us(self, name: str, call: str) -> float:
         """Return the generator's CPU per request."""

@@ -24,7 +24,7 @@ from penstock.server.supervisor import child, child_process
 
 PROGRAM = "penstock.perf.gpu.breakable_server"
 SIGNAL = signal.SIGUSR1
-SAID = "told to break the device: "
+BREAK_REPORT = "told to break the device: "
 """What the log contains after the signal was handled, followed by the result."""
 _KERNEL = b"""
 .version 6.5
@@ -35,7 +35,7 @@ _KERNEL = b"""
 """PTX, which the driver compiles for the present device; CUDA 13 supports no target older than this one."""
 
 
-def trap(library: str = DRIVER) -> int:
+def run_trapping_kernel(library: str = DRIVER) -> int:
     """Run a kernel that traps on the device; return the CUresult of waiting for it, 0 if it did no harm.
 
     Raises: OSError, AttributeError (no such library), CudaError (it could not be launched).
@@ -58,21 +58,21 @@ def trap(library: str = DRIVER) -> int:
     return int(cuda.cuCtxSynchronize())
 
 
-def _taken(_number: int, _frame: object) -> None:
+def _on_break_signal(_number: int, _frame: object) -> None:
     try:
-        said = f"CUDA error {trap()}"
+        report_line = f"CUDA error {run_trapping_kernel()}"
     except (OSError, AttributeError, CudaError) as error:
-        said = f"not possible: {error}"
-    os.write(2, f"{SAID}{said}\n".encode())
+        report_line = f"not possible: {error}"
+    os.write(2, f"{BREAK_REPORT}{report_line}\n".encode())
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run as `penstock`, or as one of the processes that its supervisor starts."""
-    signal.signal(SIGNAL, _taken)
-    if words[:1] == ["serve"]:
+    signal.signal(SIGNAL, _on_break_signal)
+    if arguments[:1] == ["serve"]:
         child_process.CHILD_MODULE = PROGRAM
-        return cli.main(words)
-    status = child.main(list(words))
+        return cli.main(arguments)
+    status = child.main(list(arguments))
     sys.stderr.flush()
     os._exit(status)
 

@@ -24,7 +24,7 @@ from .context import CheckContext
 from .models import Tensor, Variant
 
 _STOP_S = 10.0
-DEEP = 4
+REQUESTS_PER_BATCH = 4
 """Callers keep this many batches requested: one runs, one is copied, and the next is always complete."""
 
 
@@ -98,9 +98,9 @@ async def served(
         await engine.stop(_STOP_S)
 
 
-def inputs_of(model: Model, drawn: Mapping[str, Tensor]) -> list[Array | None]:
+def inputs_of(model: Model, inputs: Mapping[str, Tensor]) -> list[Array | None]:
     """Return the drawn inputs in the order of the model's inputs."""
-    return [drawn[tensor.name] for tensor in model.signature.inputs]
+    return [inputs[tensor.name] for tensor in model.signature.inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ class DriveResult:
 async def drive(engine: Engine, model: Model, feed: list[Array | None], callers: int, seconds: float) -> DriveResult:
     """Keep this many requests in flight: first for a warm-up that is not counted, then for `seconds`."""
     rows = len(feed[0]) if feed and feed[0] is not None else 1
-    took: list[float] = []
-    begin = time.perf_counter()
-    counts, ends = begin + seconds / 3, begin + seconds / 3 + seconds
+    latencies_s: list[float] = []
+    begin_s = time.perf_counter()
+    counts, ends = begin_s + seconds / 3, begin_s + seconds / 3 + seconds
     batches, device_ns = [0, 0], [0, 0]
 
     async def call() -> None:
@@ -133,15 +133,17 @@ async def drive(engine: Engine, model: Model, feed: list[Array | None], callers:
             await engine.infer(model, list(feed))
             now = time.perf_counter()
             if counts <= now <= ends:
-                took.append(now - start)
+                latencies_s.append(now - start)
 
     async def look() -> None:
-        for position, at in enumerate((counts, ends)):
-            await asyncio.sleep(at - time.perf_counter())
+        for position, when in enumerate((counts, ends)):
+            await asyncio.sleep(when - time.perf_counter())
             batches[position] = model.statistics.snapshot().execution_count
             with model.lock:
                 device_ns[position] = sum(model.device_ns.values())
 
     await asyncio.gather(look(), *(call() for _ in range(callers)))
     busy = (device_ns[1] - device_ns[0]) / 1e9 / seconds
-    return DriveResult(rows * len(took) / seconds, took, rows * len(took) / max(batches[1] - batches[0], 1), busy)
+    return DriveResult(
+        rows * len(latencies_s) / seconds, latencies_s, rows * len(latencies_s) / max(batches[1] - batches[0], 1), busy
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-HUNGRY = "hungry"
+MODEL_NAME = "hungry"
 _WIDTH = 4096
 
 
@@ -18,12 +18,12 @@ def write(folder: Path) -> None:
     """Write it into a model repository."""
     import onnx
 
-    path = folder / HUNGRY / "1" / "model.onnx"
+    path = folder / MODEL_NAME / "1" / "model.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(_hungry(), path)
+    onnx.save(_build(), path)
 
 
-def _hungry() -> Any:
+def _build() -> Any:
     from onnx import TensorProto, helper, numpy_helper
 
     nodes = [
@@ -37,7 +37,7 @@ def _hungry() -> Any:
         numpy_helper.from_array(np.array([2], np.int64), "last"),
         numpy_helper.from_array(np.array([1], np.int64), "one"),
     ]
-    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "L"])
-    given = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["N", 1])
-    graph = helper.make_graph(nodes, HUNGRY, [taken], [given], weights)
+    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "L"])
+    output_info = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["N", 1])
+    graph = helper.make_graph(nodes, MODEL_NAME, [input_info], [output_info], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)

@@ -18,7 +18,7 @@ from penstock.perf import processes
 from penstock.perf.calls import HOST
 from penstock.perf.generator.fleet import Fleet, fleet
 from penstock.perf.generator.orders import INFER, GrpcCall, Load, Target, Window
-from penstock.perf.payloads.preparing import prepared
+from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.profiling.control import HttpControl
 from penstock.perf.profiling.model import described
 from penstock.perf.profiling.options import Input
@@ -77,22 +77,22 @@ class Server:
 
     def states(self) -> dict[str, tuple[str, str]]:
         """Return the state of each model in the repository, and the reason."""
-        found = json.loads(self.process.request("POST", "/v2/repository/index", b"{}"))
-        return {each["name"]: (each.get("state", ""), each.get("reason", "")) for each in found}
+        index = json.loads(self.process.request("POST", "/v2/repository/index", b"{}"))
+        return {each["name"]: (each.get("state", ""), each.get("reason", "")) for each in index}
 
     def batches(self, name: str) -> dict[int, tuple[int, int]]:
         """Return, for each batch size that a model has run, the number of batches and their compute time in ns."""
-        told = json.loads(self.process.request("GET", f"/v2/models/{name}/stats"))["model_stats"][-1]
-        found = {}
-        for each in told.get("batch_stats", ()):
+        statistics = json.loads(self.process.request("GET", f"/v2/models/{name}/stats"))["model_stats"][-1]
+        batches = {}
+        for each in statistics.get("batch_stats", ()):
             computed = each["compute_infer"]
-            found[int(each["batch_size"])] = int(computed["count"]), int(computed["ns"])
-        return found
+            batches[int(each["batch_size"])] = int(computed["count"]), int(computed["ns"])
+        return batches
 
 
 @contextmanager
 def serving(
-    context: CheckContext, name: str, *words: str, environ: Mapping[str, str] | None = None, program: str = PROGRAM
+    context: CheckContext, name: str, *options: str, environ: Mapping[str, str] | None = None, program: str = PROGRAM
 ) -> Iterator[Server]:
     """Run a server until the block ends; it loads no model by itself. Raises: RuntimeError if it does not start."""
     ports = (free_port(), free_port())
@@ -100,12 +100,13 @@ def serving(
     repository.mkdir(exist_ok=True)
     command = [
         sys.executable, "-m", program, "serve", str(repository), "--model-control-mode=explicit",
-        "--allow-client-shm", "--metrics-port", "0", "--http-port", str(ports[0]), "--grpc-port", str(ports[1]), *words,
+        "--allow-client-shm", "--metrics-port", "0", "--http-port", str(ports[0]), "--grpc-port", str(ports[1]),
+        *options,
     ]  # fmt: skip
     log = context.folder / f"{name}.server.log"
     with (
-        log.open("wb") as noise,
-        subprocess.Popen(command, stdout=noise, stderr=noise, env=os.environ | dict(environ or {})) as child,
+        log.open("wb") as log_file,
+        subprocess.Popen(command, stdout=log_file, stderr=log_file, env=os.environ | dict(environ or {})) as child,
     ):
         server = Server(child, ports, log)
         try:
@@ -131,13 +132,13 @@ def _await(server: Server, seconds: float) -> None:
             return
 
 
-def config_of(context: CheckContext, name: str, rows: int, **more: Any) -> dict[str, Any]:
+def config_of(context: CheckContext, name: str, rows: int, **extra_fields: Any) -> dict[str, Any]:
     """Return the ModelConfig that a model is loaded with."""
     kind = {"kind": "KIND_GPU", "gpus": [0]} if context.on_gpu else {"kind": "KIND_CPU"}
     queue = {"default_queue_policy": {"max_queue_size": 0}}
     return {
         "name": name, "backend": "onnxruntime", "max_batch_size": rows, "instance_group": [{"count": 1, **kind}],
-        "dynamic_batching": queue, **more,
+        "dynamic_batching": queue, **extra_fields,
     }  # fmt: skip
 
 
@@ -148,12 +149,14 @@ def driving(
     """Yield a fleet that sends a loaded model requests of this many rows. Raises: whatever keeps it from starting."""
     port = server.grpc_port if transport.grpc else server.process.port
     target = Target(HOST, port, grpc=GrpcCall(INFER) if transport.grpc else None)
-    drawn = requests_file(context.folder, variant)
-    asked = Input((str(drawn),) if drawn else ("random",), batch=rows, shared_memory=transport.shared_memory)
+    input_file = requests_file(context.folder, variant)
+    input_options = Input(
+        (str(input_file),) if input_file else ("random",), batch=rows, shared_memory=transport.shared_memory
+    )
     model = described(server.control, variant.name)
     clients = min(max((os.cpu_count() or 1) // 2, 1), _CLIENTS)
     with (
-        prepared(model, asked, target, server.control, slots=slots) as ready,
+        prepare_payloads(model, input_options, target, server.control, slots=slots) as ready,
         fleet(target, ready.payloads, clients) as running,
     ):
         yield running

@@ -26,49 +26,49 @@ from .rows import Row, at_most
 from .server_driver import Server
 
 SECONDS = 2.0
-_HONEST, _TAKING = 3, 3
+_HONEST, _TRUNCATING = 3, 3
 _SHM = Path("/dev/shm")  # noqa: S108 - where the server looks for it
 _DATATYPES = {"int64": "INT64"}
 _DTYPES = {"FP16": np.float16, "FP32": np.float32}
 
 
-def row(server: Server, variant: Variant, wanted: Tensor, seconds: float = SECONDS) -> Row:
+def row(server: Server, variant: Variant, expected: Tensor, seconds: float = SECONDS) -> Row:
     """Yield the greatest error of answers to honest clients. Raises: RuntimeError, OSError if there are no answers."""
-    drawn = variant.inputs(POOL)
+    inputs = variant.inputs(POOL)
     with ExitStack() as stack:
-        clients = [stack.enter_context(_Client(server, variant)) for _ in range(_HONEST + _TAKING)]
+        clients = [stack.enter_context(_Client(server, variant)) for _ in range(_HONEST + _TRUNCATING)]
         pool = stack.enter_context(ThreadPoolExecutor(len(clients) + 1))
         end_s = time.monotonic() + seconds
 
         def ask(number: int) -> tuple[float, int, int]:
             """Return the error of its answers, how many there were, and how many requests were refused."""
-            off, answers, refused = 0.0, 0, 0
+            error, answers, refused_count = 0.0, 0, 0
             while time.monotonic() < end_s:
                 rows = [(7 * answers + 5 * number) % POOL]
                 try:
-                    answer = clients[number].ask({name: each[rows] for name, each in drawn.items()})
+                    answer = clients[number].ask({name: each[rows] for name, each in inputs.items()})
                 except RuntimeError:
                     if number < _HONEST:
                         raise
-                    refused += 1
+                    refused_count += 1
                     continue
-                off, answers = max(off, max_error(answer, wanted[rows])), answers + 1
-            return off, answers, refused
+                error, answers = max(error, max_error(answer, expected[rows])), answers + 1
+            return error, answers, refused_count
 
-        def take() -> None:
+        def truncate_memory() -> None:
             while time.monotonic() < end_s:
                 for client in clients[_HONEST:]:
-                    client.take()
+                    client.truncate_memory()
 
-        taking = pool.submit(take)
-        found = list(pool.map(ask, range(len(clients))))
-        taking.result()
-    off = max(each[0] for each in found[:_HONEST])
-    answers = sum(each[1] for each in found[:_HONEST])
-    asked, refused = (sum(each[at] for each in found[_HONEST:]) for at in (1, 2))
-    what = f"{variant.name}: off by at most, while others' memory is taken away"
-    note = f"{answers} answers; of the others' {asked + refused} requests {refused} were refused"
-    return at_most("shared", what, off if answers else float("inf"), TOLERANCE[variant.precision], note=note)
+        truncating = pool.submit(truncate_memory)
+        outcomes = list(pool.map(ask, range(len(clients))))
+        truncating.result()
+    error = max(each[0] for each in outcomes[:_HONEST])
+    answers = sum(each[1] for each in outcomes[:_HONEST])
+    sent_count, refused_count = (sum(each[index] for each in outcomes[_HONEST:]) for index in (1, 2))
+    label = f"{variant.name}: off by at most, while others' memory is taken away"
+    note = f"{answers} answers; of the others' {sent_count + refused_count} requests {refused_count} were refused"
+    return at_most("shared", label, error if answers else float("inf"), TOLERANCE[variant.precision], note=note)
 
 
 class _Client:
@@ -94,7 +94,7 @@ class _Client:
             self._server.control.unregister(self._file.name)
         self._file.unlink()
 
-    def take(self) -> None:
+    def truncate_memory(self) -> None:
         """Truncate the memory, and put other memory in its place."""
         os.truncate(self._file, 0)
         os.truncate(self._file, self._size)
@@ -124,6 +124,6 @@ class _Client:
 
 def _output(answer: bytes) -> Tensor:
     """Read an answer's only tensor, which follows its JSON: half precision has no other form."""
-    said, end = json.JSONDecoder().raw_decode(answer.decode("latin-1"))
-    (output,) = said["outputs"]
+    document, end = json.JSONDecoder().raw_decode(answer.decode("latin-1"))
+    (output,) = document["outputs"]
     return np.frombuffer(answer, _DTYPES[output["datatype"]], offset=end).reshape(output["shape"]).astype(np.float64)

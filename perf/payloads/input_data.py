@@ -34,28 +34,30 @@ class Streams:
     notes: tuple[str, ...] = ()
 
 
-def streams(model: ModelDescription, asked: Input) -> Streams:
+def streams(model: ModelDescription, options: Input) -> Streams:
     """Generate or read what is to be sent. Raises: InputError."""
-    inputs = shaped(model, asked.shapes)
-    if len(asked.source) == 1 and asked.source[0] in _GENERATED:
-        return Streams(((_generated(inputs, asked),),), given=False)
-    paths = [Path(source) for source in asked.source]
+    inputs = shaped(model, options.shapes)
+    if len(options.source) == 1 and options.source[0] in _GENERATED:
+        return Streams(((_generated(inputs, options),),), given=False)
+    paths = [Path(source) for source in options.source]
     if len(paths) == 1 and paths[0].is_dir():
         row, notes = _of_folder(paths[0], inputs, [each.name for each in model.outputs])
         return Streams(((row,),), given=True, notes=notes)
-    told = {each.name: each.shape for each in inputs}
-    return _of_files(paths, _Reader(model.inputs, told, {each.name for each in model.outputs}))
+    shapes = {each.name: each.shape for each in inputs}
+    return _of_files(paths, _Reader(model.inputs, shapes, {each.name for each in model.outputs}))
 
 
 def shaped(model: ModelDescription, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, ...]:
     """Return a model's inputs, with their free dimensions set by `--shape`. Raises: InputError."""
     if not model.inputs:
         raise InputError(f"model '{model.name}': its metadata names no inputs; tell them with --input NAME:TYPE:-1,2,3")
-    known = {each.name: each for each in model.inputs}
+    inputs_by_name = {each.name: each for each in model.inputs}
     for name, shape in shapes.items():
-        if name not in known:
-            raise InputError(f"--shape {name}: model '{model.name}' has no such input; it has {', '.join(known)}")
-        _check_shape(known[name], shape, f"--shape {name}")
+        if name not in inputs_by_name:
+            raise InputError(
+                f"--shape {name}: model '{model.name}' has no such input; it has {', '.join(inputs_by_name)}"
+            )
+        _check_shape(inputs_by_name[name], shape, f"--shape {name}")
     return tuple(replace(each, shape=shapes.get(each.name, each.shape)) for each in model.inputs)
 
 
@@ -74,18 +76,18 @@ def _check_told(tensor: Tensor, where: str) -> None:
         raise InputError(f"{where}{text} --shape {tensor.name}:{','.join(str(abs(dim)) for dim in tensor.shape)}")
 
 
-def _generated(inputs: tuple[Tensor, ...], asked: Input) -> Row:
+def _generated(inputs: tuple[Tensor, ...], options: Input) -> Row:
     row = {}
     for each in inputs:
         if each.shape_tensor:
             raise InputError(f"input '{each.name}' is a shape tensor, whose values have to be given with {FLAG}")
         _check_told(each, "")
         # seeded by its name, so that an input's values do not depend on those before it
-        rng = np.random.default_rng([asked.seed, zlib.crc32(each.name.encode())])
+        rng = np.random.default_rng([options.seed, zlib.crc32(each.name.encode())])
         if each.datatype == "BYTES":
-            row[each.name] = strings(each, rng, asked.string_length, asked.string)
+            row[each.name] = strings(each, rng, options.string_length, options.string)
         else:
-            row[each.name] = zeros(each) if asked.source[0] == "zero" else random(each, rng)
+            row[each.name] = zeros(each) if options.source[0] == "zero" else random(each, rng)
     return row
 
 
@@ -156,27 +158,27 @@ class _Reader:
 
 
 def _of_files(paths: list[Path], reader: _Reader) -> Streams:
-    found: list[list[Row]] = []
+    read_streams: list[list[Row]] = []
     kinds: set[bool] = set()
     notes: list[str] = []
     for path in paths:
         document = _document(path)
-        entries, wanted = document["data"], document.get("validation_data")
+        entries, validation_data = document["data"], document.get("validation_data")
         kinds |= {isinstance(entry, list) for entry in entries}
         if len(kinds) > 1:
             raise InputError(f"{FLAG} {path}: data mixes steps with streams of steps; it has to be one of them")
         where = f"{FLAG} {path}: data"
         if True in kinds:
-            found += [_stream(stream, reader, f"{where}[{number}]") for number, stream in enumerate(entries)]
+            read_streams += [_stream(stream, reader, f"{where}[{number}]") for number, stream in enumerate(entries)]
         else:
             # without streams, all steps of all files form one
-            found = [[*(found[0] if found else ()), *_stream(entries, reader, where)]]
-        if wanted is not None:
-            if not _aligned(wanted, entries, reader.outputs):
+            read_streams = [[*(read_streams[0] if read_streams else ()), *_stream(entries, reader, where)]]
+        if validation_data is not None:
+            if not _aligned(validation_data, entries, reader.outputs):
                 text = "it has to have an entry for each of data, whose members are outputs of the model"
                 raise InputError(f"{FLAG} {path}: validation_data: {text}")
             notes.append(_not_compared(f"{path}: validation_data"))
-    return Streams(tuple(map(tuple, found)), given=True, notes=tuple(notes))
+    return Streams(tuple(map(tuple, read_streams)), given=True, notes=tuple(notes))
 
 
 def _stream(steps: list[Any], reader: _Reader, where: str) -> list[Row]:
@@ -209,13 +211,16 @@ def _shape(shape: Any, where: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _aligned(wanted: Any, sent: Any, outputs: set[str]) -> bool:
+def _aligned(expected: Any, sent: Any, outputs: set[str]) -> bool:
     """Return whether the expected outputs match what is sent, entry by entry."""
     if isinstance(sent, list):
-        paired = isinstance(wanted, list) and len(wanted) == len(sent)
-        return paired and all(_aligned(mine, each, outputs) for mine, each in zip(wanted, sent, strict=True))
-    return isinstance(wanted, dict) and wanted.keys() <= outputs
+        paired = isinstance(expected, list) and len(expected) == len(sent)
+        return paired and all(
+            _aligned(expected_entry, sent_entry, outputs)
+            for expected_entry, sent_entry in zip(expected, sent, strict=True)
+        )
+    return isinstance(expected, dict) and expected.keys() <= outputs
 
 
-def _not_compared(what: str) -> str:
-    return f"{what} has been read and is not compared: answers are counted and timed, their tensors are not read"
+def _not_compared(subject: str) -> str:
+    return f"{subject} has been read and is not compared: answers are counted and timed, their tensors are not read"

@@ -17,8 +17,8 @@ from typing import Protocol
 from penstock.perf.profiling.control import ControlError
 from penstock.perf.profiling.model import ModelDescription
 
-from .tensors import Place, Sent, Step, nbytes_of
-from .writing import Wanted
+from .tensors import InputTensor, Place, Step, nbytes_of
+from .writing import RequestedOutput
 
 _ALIGNMENT = 256
 """As the CUDA runtime aligns memory: kernels read aligned data in place."""
@@ -79,7 +79,7 @@ def shared(
     batch: int,
     output_bytes: int,
     create: Create = system,
-) -> Iterator[tuple[Streams, tuple[Wanted, ...]]]:
+) -> Iterator[tuple[Streams, tuple[RequestedOutput, ...]]]:
     """Place inputs and outputs in shared memory until the block ends. Yields: the requests that refer to it.
 
     Units: `output_bytes` per row of an output whose metadata leaves its size open.
@@ -87,32 +87,38 @@ def shared(
     """
     run = f"perf_{secrets.token_hex(6)}"
     with ExitStack() as stack:
-        places: dict[Sent, Place] = {}
+        places: dict[InputTensor, Place] = {}
         for number, each in enumerate(model.inputs):
-            sent = {one: None for stream in streams for step in stream for one in step if one.name == each.name}
+            sent = {
+                input_tensor: None
+                for stream in streams
+                for step in stream
+                for input_tensor in step
+                if input_tensor.name == each.name
+            }
             if sent:
                 places |= _filled(partial(create, stack, control), f"{run}_input_{number}", list(sent))
-        wanted = []
+        outputs = []
         for number, tensor in enumerate(model.outputs):
             size = nbytes_of(tensor.datatype, tensor.shape)
             nbytes = (output_bytes if size is None else size) * batch
             region = f"{run}_output_{number}"
             create(stack, control, region, max(nbytes, 1))
-            wanted.append(Wanted(tensor.name, Place(region, 0, nbytes)))
+            outputs.append(RequestedOutput(tensor.name, Place(region, 0, nbytes)))
         placed = tuple(
             tuple(tuple(replace(sent, raw=b"", place=places[sent]) for sent in step) for step in stream)
             for stream in streams
         )
-        yield placed, tuple(wanted)
+        yield placed, tuple(outputs)
 
 
-def _filled(create: Callable[[str, int], Write], region: str, sent: Sequence[Sent]) -> dict[Sent, Place]:
+def _filled(create: Callable[[str, int], Write], region: str, sent: Sequence[InputTensor]) -> dict[InputTensor, Place]:
     """Write all values of an input into one region, one after another."""
-    places, at = {}, 0
+    places, offset = {}, 0
     for each in sent:
-        places[each] = Place(region, at, len(each.raw))
-        at += -(-len(each.raw) // _ALIGNMENT) * _ALIGNMENT
-    write = create(region, max(at, 1))
+        places[each] = Place(region, offset, len(each.raw))
+        offset += -(-len(each.raw) // _ALIGNMENT) * _ALIGNMENT
+    write = create(region, max(offset, 1))
     for each, place in places.items():
         write(place.offset, each.raw)
     return places

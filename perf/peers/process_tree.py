@@ -27,7 +27,7 @@ class Memory:
     pss: float
 
 
-class Tree(Process):
+class ProcessTree(Process):
     """A server and its descendants, recognized by parentage and by the mark."""
 
     def __init__(self, pid: int, port: int, mark: str, proc: Path = PROC) -> None:

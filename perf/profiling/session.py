@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from penstock.perf.generator.fleet import FleetError, fleet
 from penstock.perf.generator.orders import GrpcCall, Load, Target, Tls, Window
-from penstock.perf.payloads.preparing import prepared
+from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.reports.document import Client, Document, Level, Model, Offered
 
 from . import environment, load_search
@@ -141,7 +141,7 @@ def profile(options: Options, listener: Listener | None = None) -> Document:
         control.trace({name: list(found) if name == LEVELS else found[0] for name, found in options.trace})
     with ExitStack() as stack:
         ready = stack.enter_context(
-            prepared(model, options.input, aimed, control, headers=options.headers, slots=slots(options))
+            prepare_payloads(model, options.input, aimed, control, headers=options.headers, slots=slots(options))
         )
         running = stack.enter_context(fleet(aimed, ready.payloads, max(options.processes, 1)))
         watch = stack.enter_context(Watch(control, model, aimed, options))

@@ -64,7 +64,7 @@ class _Server:
     def __init__(self, model: SimulatedModel, costs: FrontCosts) -> None:
         self._model = model
         self._costs = costs
-        self._readable_ns = [at + costs.wire_ns for at in model.at_ns]
+        self._readable_ns = [at_ns + costs.wire_ns for at_ns in model.at_ns]
         self._read_count = 0
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
         self._event_count = 0

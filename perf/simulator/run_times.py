@@ -52,10 +52,10 @@ class RunTimes:
 
     def values_ns(self, key: Key, rows: int) -> list[float]:
         """Return the equally likely run times of a batch, ascending."""
-        found = self._cached.get((key, rows))
-        if found is None:
-            found = self._cached[key, rows] = self._values_ns(key, rows)
-        return found
+        cached = self._cached.get((key, rows))
+        if cached is None:
+            cached = self._cached[key, rows] = self._values_ns(key, rows)
+        return cached
 
     def _values_ns(self, key: Key, rows: int) -> list[float]:
         sizes, values = self._curves.get(key) or self._curves[self._default_key]
@@ -65,9 +65,9 @@ class RunTimes:
         if len(sizes) == 1:
             return [value * rows / sizes[0] for value in values[0]]
         index = min(index, len(sizes) - 1)
-        (low, high), (below, above) = sizes[index - 1 : index + 1], values[index - 1 : index + 1]
+        (low, high), (value_below, value_above) = sizes[index - 1 : index + 1], values[index - 1 : index + 1]
         fraction = (rows - low) / (high - low)
-        return [max(b + (a - b) * fraction, min(a, b)) for b, a in zip(below, above, strict=True)]
+        return [max(b + (a - b) * fraction, min(a, b)) for b, a in zip(value_below, value_above, strict=True)]
 
     def mean_ns(self, key: Key, rows: int) -> float:
         """Return the mean run time of a batch, before any slowdown."""

@@ -93,8 +93,8 @@ class Result:
 
     def goodput_per_s(self, within_ns: float = NEVER) -> float:
         """Return the rows served within `within_ns` of their arrival, per second."""
-        good = (self.outcomes == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
-        return float(self.arrivals.rows[good].sum()) / self.span_s
+        in_time = (self.outcomes == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
+        return float(self.arrivals.rows[in_time].sum()) / self.span_s
 
     @property
     def rows_per_batch(self) -> float:
@@ -121,7 +121,7 @@ class SimulatedModel:
         self.scheduler = Scheduler(policy, self._cost_model, instances=instances)
         self._allowed_rows = sorted(policy.allowed_rows)
         self._draw_ns = run_times.sampler(seed)
-        self._kinds = [arrivals.kinds[which] for which in arrivals.kind_indexes.tolist()]
+        self._kinds = [arrivals.kinds[kind_index] for kind_index in arrivals.kind_indexes.tolist()]
         self.outcomes = [0] * len(arrivals)
         self._start_ns = [-1] * len(arrivals)
         self._end_ns = [-1] * len(arrivals)
@@ -258,11 +258,11 @@ def simulate(
             model.submit(next_arrival, now_ns)
             next_arrival += 1
         while idle and scheduler.request_count:
-            taken = model.take(now_ns)
-            if taken is None:
+            batch_taken = model.take(now_ns)
+            if batch_taken is None:
                 break
             batch_number += 1
-            heapq.heappush(running, (now_ns + model.run_ns(taken, now_ns), batch_number, taken))
+            heapq.heappush(running, (now_ns + model.run_ns(batch_taken, now_ns), batch_number, batch_taken))
             idle -= 1
         alarm_ns = model.next_alarm_ns(now_ns, idle=idle > 0) if scheduler.request_count else NEVER
     return model.result(queue_time_ns / max(previous_ns - START_NS, 1))

@@ -20,7 +20,7 @@ from penstock.perf import models
 from penstock.perf.calls import HOST
 from penstock.perf.generator.orders import INFER
 
-from .request_log import BROKEN, FAILED, REFUSED, RIGHT, TIMED_OUT, WRONG, Ledger
+from .request_log import BROKEN, FAILED, REFUSED, RIGHT, TIMED_OUT, WRONG, RequestLog
 
 TIMEOUT_S = 10.0
 RETRY_PAUSE_S = 0.02
@@ -95,13 +95,13 @@ Send = Callable[[str, int], bool]
 """Send one request, with an id, with one of the rows. Returns: whether its answer, with that id, is right."""
 
 
-class Caller:
+class Client:
     """One thread, one connection, one kind of request. Invariant: every request that it begins ends in the ledger."""
 
-    def __init__(self, kind: str, number: int, ledger: Ledger, connect: Callable[[], Connection]) -> None:
+    def __init__(self, kind: str, number: int, request_log: RequestLog, connect: Callable[[], Connection]) -> None:
         self._kind = kind
         self._name = f"{kind}-{number}"
-        self._ledger = ledger
+        self._request_log = request_log
         self._connect = connect
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -124,9 +124,9 @@ class Caller:
             if self._stopped.is_set():
                 break
             name = f"{self._name}-{count}"
-            self._ledger.begin(name, self._kind, time.monotonic())
+            self._request_log.begin(name, self._kind, time.monotonic())
             end, text = _send_one(connection.send, name, count % ROWS)
-            self._ledger.end(name, end, time.monotonic(), text)
+            self._request_log.end(name, end, time.monotonic(), text)
             if end not in {RIGHT, WRONG, REFUSED, FAILED}:
                 connection.close()
                 connection = self._connect()
@@ -253,9 +253,9 @@ def grpc_connection(port: int, rows: Any, expected: list[Any]) -> Connection:
     return Connection(send, channel.close)
 
 
-def make_callers(
-    http_port: int, grpc_port: int, answers: ExpectedAnswers, ledger: Ledger, per_kind: int
-) -> list[Caller]:
+def make_clients(
+    http_port: int, grpc_port: int, answers: ExpectedAnswers, request_log: RequestLog, per_kind: int
+) -> list[Client]:
     """Make the load: a number of callers of each kind."""
     rows, names = answers.rows, ("input", "output")
     kinds: dict[str, Callable[[], Connection]] = {
@@ -265,18 +265,18 @@ def make_callers(
         "hooked": lambda: http_connection(http_port, hooked_sender(rows, answers.hooked)),
         "python": lambda: http_connection(http_port, json_sender("python", ("x", "y"), rows, answers.python)),
     }
-    return [Caller(kind, number, ledger, connect) for kind, connect in kinds.items() for number in range(per_kind)]
+    return [Client(kind, number, request_log, connect) for kind, connect in kinds.items() for number in range(per_kind)]
 
 
 @contextlib.contextmanager
-def running_callers(callers: list[Caller]) -> Any:
+def running_clients(clients: list[Client]) -> Any:
     """Let them call for the duration of the block."""
-    for caller in callers:
+    for caller in clients:
         caller.start()
     try:
-        yield callers
+        yield clients
     finally:
-        for caller in callers:
+        for caller in clients:
             caller.stop()
-        for caller in callers:
+        for caller in clients:
             caller.join()

@@ -22,16 +22,16 @@ class ProcessUsage:
     threads: int
 
 
-def census(root: int) -> list[ProcessUsage]:
+def process_usages(root: int) -> list[ProcessUsage]:
     """Return a process and all its descendants."""
-    there = processes.stats()
-    found = []
-    for pid in processes.descended([root], there):
+    stats_by_pid = processes.stats()
+    usages = []
+    for pid in processes.descended([root], stats_by_pid):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            found.append(_usage(pid, there[pid], is_root=pid == root))
-    if any(each.role in {"engine", "front", "spare"} for each in found):
-        return [_as_supervisor(each) if each.pid == root else each for each in found]
-    return found
+            usages.append(_usage(pid, stats_by_pid[pid], is_root=pid == root))
+    if any(each.role in {"engine", "front", "spare"} for each in usages):
+        return [_as_supervisor(each) if each.pid == root else each for each in usages]
+    return usages
 
 
 def _usage(pid: int, stat: Stat, *, is_root: bool) -> ProcessUsage:
@@ -46,17 +46,19 @@ def _usage(pid: int, stat: Stat, *, is_root: bool) -> ProcessUsage:
 def _role(command: list[str], name: str) -> str:
     if "penstock.server.supervisor.child" in command:
         return next((role for role in ("engine", "front") if role in name), "spare")
-    return "worker" if any(word.endswith("workers/child.py") for word in command) else "other"
+    return "worker" if any(argument.endswith("workers/child.py") for argument in command) else "other"
 
 
-def _as_supervisor(seen: ProcessUsage) -> ProcessUsage:
-    return ProcessUsage(seen.pid, seen.started, "supervisor", seen.state, seen.rss_mib, seen.descriptors, seen.threads)
+def _as_supervisor(usage: ProcessUsage) -> ProcessUsage:
+    return ProcessUsage(
+        usage.pid, usage.started, "supervisor", usage.state, usage.rss_mib, usage.descriptors, usage.threads
+    )
 
 
-def is_alive(seen: ProcessUsage) -> bool:
+def is_alive(usage: ProcessUsage) -> bool:
     """Return whether the process still exists, as opposed to another with its pid."""
     try:
-        stat = processes.stat(seen.pid)
+        stat = processes.stat(usage.pid)
     except OSError:
         return False
-    return stat.started == seen.started and stat.state != ZOMBIE
+    return stat.started == usage.started and stat.state != ZOMBIE

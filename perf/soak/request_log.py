@@ -24,7 +24,7 @@ class Ending:
     text: str
 
 
-class Ledger:
+class RequestLog:
     """Every request by its id. Threads: any."""
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Ledger:
     def counts(self) -> dict[str, Counter[str]]:
         """Count the ends of each kind of request."""
         with self._lock:
-            counted = {kind: Counter({RIGHT: count}) for kind, count in self._right_counts.items()}
+            counts_by_kind = {kind: Counter({RIGHT: count}) for kind, count in self._right_counts.items()}
             for each in self._failures:
-                counted.setdefault(each.kind, Counter())[each.outcome] += 1
-        return counted
+                counts_by_kind.setdefault(each.kind, Counter())[each.outcome] += 1
+        return counts_by_kind
 
     def clear_times(self) -> None:
         """Drop the times of answers, but not their counts."""

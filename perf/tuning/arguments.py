@@ -113,11 +113,11 @@ def parse_arguments(arguments: Sequence[str], warn: Callable[[str], None] = lamb
 def _redacted(arguments: Sequence[str], options: Options) -> Sequence[str]:
     """Return the arguments without what `options.command` hides."""
     hidden = {shown for shown in options.command if shown.endswith(":...")}
-    return [next((each for each in hidden if word.startswith(each[:-3])), word) for word in arguments]
+    return [next((each for each in hidden if argument.startswith(each[:-3])), argument) for argument in arguments]
 
 
-def _parse_knobs(word: str) -> tuple[str, ...]:
-    found = tuple(each for each in word.split(",") if each)
-    if not found or not set(found) <= set(KNOBS):
+def _parse_knobs(text: str) -> tuple[str, ...]:
+    knobs = tuple(each for each in text.split(",") if each)
+    if not knobs or not set(knobs) <= set(KNOBS):
         raise argparse.ArgumentTypeError(f"wanted some of {', '.join(KNOBS)}")
-    return found
+    return knobs

@@ -60,9 +60,9 @@ class LiveBench:
     OSError, FleetError if the server or the generator fails.
     """
 
-    def __init__(self, world: BenchContext) -> None:
-        self._context = world
-        self._options = world.options
+    def __init__(self, context: BenchContext) -> None:
+        self._context = context
+        self._options = context.options
         self._max_rate_per_s = 0.0
         self.concurrency = 1
         """The number of concurrent requests in a closed loop."""
@@ -81,26 +81,34 @@ class LiveBench:
         if not tuning.closed_loop and rate is not None:
             return ""
         max_concurrency = int((tuning.options.concurrency or Range()).end) if tuning.has_range else _MAX_CONCURRENCY
-        first = int((tuning.options.concurrency or Range()).start) if tuning.has_range else 1
-        if first >= max_concurrency:
-            self.concurrency = first
+        start = int((tuning.options.concurrency or Range()).start) if tuning.has_range else 1
+        if start >= max_concurrency:
+            self.concurrency = start
             return ""
-        seen: dict[int, float] = {}
-        at, flat = first, 0
-        while at <= max_concurrency and flat < 3:
-            level = self._measure_level(ORIGINAL, float(at), self._options.window_ms / 2, closed_loop=True)
-            flat = 0 if level.client.requests_per_s > _MIN_GROWTH * max(seen.values(), default=0.0) else flat + 1
-            seen[at] = level.client.requests_per_s
-            at = min(2 * at, max_concurrency) if at < max_concurrency else max_concurrency + 1
-        self._max_rate_per_s = max(seen.values())
-        sufficient = min(each for each, per_s in seen.items() if per_s >= _MIN_THROUGHPUT_RATIO * self._max_rate_per_s)
+        throughputs: dict[int, float] = {}
+        concurrency, rounds_without_growth = start, 0
+        while concurrency <= max_concurrency and rounds_without_growth < 3:
+            level = self._measure_level(ORIGINAL, float(concurrency), self._options.window_ms / 2, closed_loop=True)
+            rounds_without_growth = (
+                0
+                if level.client.requests_per_s > _MIN_GROWTH * max(throughputs.values(), default=0.0)
+                else rounds_without_growth + 1
+            )
+            throughputs[concurrency] = level.client.requests_per_s
+            concurrency = (
+                min(2 * concurrency, max_concurrency) if concurrency < max_concurrency else max_concurrency + 1
+            )
+        self._max_rate_per_s = max(throughputs.values())
+        sufficient = min(
+            each for each, per_s in throughputs.items() if per_s >= _MIN_THROUGHPUT_RATIO * self._max_rate_per_s
+        )
         self.concurrency = min(2 * sufficient, max_concurrency)
         return f"{self._max_rate_per_s:,.0f} requests/s with {sufficient} under way"
 
     def screen(self, setting: Setting, reference: Measurement) -> Measurement:
-        found = self._apply_setting(setting, reference.load, reload=False)
-        if isinstance(found, Measurement):
-            return found
+        failure = self._apply_setting(setting, reference.load, reload=False)
+        if isinstance(failure, Measurement):
+            return failure
         level = self._measure_level(setting, reference.load, self._options.window_ms / 2)
         latency_us = self._latency_us(level)
         by_latency = self._options.target_ms is not None or not self._options.closed_loop
@@ -109,9 +117,9 @@ class LiveBench:
 
     def measure(self, setting: Setting, similar: Measurement | None) -> Measurement:
         start = self._start_load(similar)
-        found = self._apply_setting(setting, start, reload=True)
-        if isinstance(found, Measurement):
-            return found
+        failure = self._apply_setting(setting, start, reload=True)
+        if isinstance(failure, Measurement):
+            return failure
         if self._options.target_ms is not None:
             return self._measure_capacity(setting, start, self._options.target_ms * 1e3)
         level = self._measure_level(setting, start, self._options.window_ms)
@@ -146,20 +154,20 @@ class LiveBench:
     def _measure_capacity(self, setting: Setting, start: float, target_us: float) -> Measurement:
         """Find the highest load within the target."""
         handled: list[tuple[float, Level]] = []
-        seen: list[Level] = []
+        levels: list[Level] = []
 
         def probe(load: float) -> Probe:
             level = self._measure_level(setting, load, self._options.window_ms / 2)
-            seen.append(level)
-            good = self._meets_target(level, load, target_us)
-            if good:
+            levels.append(level)
+            meets_target = self._meets_target(level, load, target_us)
+            if meets_target:
                 handled.append((load, level))
-            return Probe(load, good, self._latency_us(level))
+            return Probe(load, meets_target, self._latency_us(level))
 
         load = find_capacity(probe, start, self._load_bounds(start), target_us, integer=self._options.closed_loop)
         if not handled:
-            missed = f"p{self._options.percentile} is over the target at {seen[-1].offered.value:,.4g} already"
-            return self._to_measurement(seen[-1], 0.0, seen[-1].offered.value, missed)
+            missed = f"p{self._options.percentile} is over the target at {levels[-1].offered.value:,.4g} already"
+            return self._to_measurement(levels[-1], 0.0, levels[-1].offered.value, missed)
         level = max(handled, key=lambda each: each[0])[1]
         return self._to_measurement(level, level.client.requests_per_s if self._options.closed_loop else load, load)
 
@@ -183,27 +191,29 @@ class LiveBench:
             _MIN_THROUGHPUT_RATIO - 3 / math.sqrt(max(due, 1.0))
         )
 
-    def _to_measurement(self, level: Level, score: float, load: float, why: str = "") -> Measurement:
+    def _to_measurement(self, level: Level, score: float, load: float, reason: str = "") -> Measurement:
         client, failed = level.client, sum(level.client.errors.values())
         memory = self._memory_bytes(level)
         budget = self._options.memory_bytes
         if failed > MAX_FAILURE_RATE * (client.requests + failed):
-            why = f"{failed} of {client.requests + failed} requests failed: {max(client.errors, key=client.errors.get)}"  # type: ignore[arg-type]
+            reason = (
+                f"{failed} of {client.requests + failed} requests failed: {max(client.errors, key=client.errors.get)}"  # type: ignore[arg-type]
+            )
         elif not client.requests:
-            why = "no request was answered"
+            reason = "no request was answered"
         elif budget is not None and memory is None:
             raise ServingError(f"--memory-budget: the server's memory is not known: {'; '.join(level.notes)}")
         elif budget is not None and memory is not None and memory > budget:
-            why = f"over the memory budget: {memory / 2**20:,.0f} MiB"
+            reason = f"over the memory budget: {memory / 2**20:,.0f} MiB"
         latency_us = client.latency_us
         return Measurement(
-            score=0.0 if why else score,
+            score=0.0 if reason else score,
             load=load,
             per_s=client.requests_per_s,
             p50_us=latency_us.get("p50", math.nan),
             p99_us=latency_us.get("p99", math.nan),
             memory_bytes=memory,
-            why=why,
+            why=reason,
         )
 
     def _memory_bytes(self, level: Level) -> float | None:
@@ -243,8 +253,8 @@ class LiveBench:
     def _run_load(self, load: float, rule: Rule, watching: LoadListener, *, closed_loop: bool) -> Level:
         self._raise_if_stopped()
         options = self._options.options
-        how = {"concurrency": Range(), "rate": None} if closed_loop else {"concurrency": None, "rate": Range()}
-        load_order = load_of(replace(options, **how), load, sequences=self._context.model.sequences)  # type: ignore[arg-type]
+        load_options = {"concurrency": Range(), "rate": None} if closed_loop else {"concurrency": None, "rate": Range()}
+        load_order = load_of(replace(options, **load_options), load, sequences=self._context.model.sequences)  # type: ignore[arg-type]
         level = measure(self._context.fleet, load_order, rule, options.input.batch, watching)
         self._raise_if_stopped()
         if level.ended == INTERRUPTED:

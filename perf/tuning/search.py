@@ -83,12 +83,12 @@ class Search:
         self,
         bench: Bench,
         axes: Callable[[Setting], Iterable[Axis]],
-        say: Callable[[str], None] = lambda line: None,
+        report_progress: Callable[[str], None] = lambda line: None,
         p99_growth: float = MAX_P99_GROWTH,
     ) -> None:
         self._bench = bench
         self._axes = axes
-        self._say = say
+        self._report_progress = report_progress
         self._p99_growth = p99_growth
         self._best = ORIGINAL
         self._measurements: dict[Setting, Measurement] = {}
@@ -131,7 +131,7 @@ class Search:
             self.result.ended_early = _NO_TIME
             return False
         if affordable < len(settings):
-            self._say(f"{axis}: there is time for {affordable} of {len(settings)} settings")
+            self._report_progress(f"{axis}: there is time for {affordable} of {len(settings)} settings")
         trials = self._screen_all(axis, settings[:affordable])
         promising = sorted((each for each in trials if _prospect(each) > MIN_PROSPECT), key=_prospect, reverse=True)
         for trial in promising[:MAX_DUELS]:
@@ -175,12 +175,14 @@ class Search:
         for trial in trials:
             if not trial.verdict and _prospect(trial) <= MIN_PROSPECT:
                 trial.verdict = "no better at a first look"
-            self._say(f"{describe(trial.setting)}: {_prospect(trial):.2f} at first looks  {trial.verdict}".rstrip())
+            self._report_progress(
+                f"{describe(trial.setting)}: {_prospect(trial):.2f} at first looks  {trial.verdict}".rstrip()
+            )
         return trials
 
     def _duel(self, trial: Trial) -> None:
         """Measure both in turns until it is decided. The order alternates, so that drift favors neither."""
-        self._say(f"{trial.axis}: {describe(trial.setting)} against {describe(trial.incumbent)}")
+        self._report_progress(f"{trial.axis}: {describe(trial.setting)} against {describe(trial.incumbent)}")
         verdict = judge(trial.rounds, self._p99_growth)
         while verdict.standing is Standing.OPEN:
             if len(trial.rounds) % 2:
@@ -191,9 +193,11 @@ class Search:
             trial.measurement = challenger
             verdict = judge(trial.rounds, self._p99_growth)
             trial.verdict = verdict.reason
-            self._say(f"  round {len(trial.rounds)}: {trial.rounds[-1].ratio:.3f}  {verdict.reason}")
+            self._report_progress(f"  round {len(trial.rounds)}: {trial.rounds[-1].ratio:.3f}  {verdict.reason}")
         trial.kept = verdict.standing is Standing.WON
-        self._say(f"  {'kept' if trial.kept else 'not kept'}: {median_ratio(trial.rounds):.2f} in the median")
+        self._report_progress(
+            f"  {'kept' if trial.kept else 'not kept'}: {median_ratio(trial.rounds):.2f} in the median"
+        )
 
     def _confirm(self) -> None:
         if self._best == ORIGINAL:
@@ -209,20 +213,20 @@ class Search:
 
     def _measure(self, setting: Setting) -> Measurement:
         similar = self._measurements.get(setting) or self._measurements.get(self._best)
-        found = self._timed("measure", lambda: self._bench.measure(setting, similar))
-        if found.score:
-            self._measurements[setting] = found
+        measurement = self._timed("measure", lambda: self._bench.measure(setting, similar))
+        if measurement.score:
+            self._measurements[setting] = measurement
         else:
-            self._measurements.setdefault(setting, found)
-        return found
+            self._measurements.setdefault(setting, measurement)
+        return measurement
 
     def _timed(self, kind: str, work: Callable[[], Measurement]) -> Measurement:
         before_s = self._bench.remaining_s()
         if before_s <= 0:
             raise SearchEndedError("the time is up")
-        found = work()
+        result = work()
         self._durations_s.setdefault(kind, []).append(before_s - self._bench.remaining_s())
-        return found
+        return result
 
     def _cost_s(self, kind: str) -> float:
         """Return the mean cost of recent ones, without the very first if there are others."""

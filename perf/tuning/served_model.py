@@ -120,12 +120,12 @@ class ServedModel:
         try:
             self._server.load(self._model, None if self._is_from_repository else self.config)
             self._await_ready()
-            found = self._server.config(self._model)
+            config = self._server.config(self._model)
         except (ControlError, RejectedSettingError) as error:
             return _reason(error)
         self.setting = ORIGINAL
-        same = found == self._original
-        return "" if same else "it is served, but not as it was before: the files of its repository have changed"
+        is_restored = config == self._original
+        return "" if is_restored else "it is served, but not as it was before: the files of its repository have changed"
 
     def _await_ready(self) -> None:
         for _ in range(int(READY_TIMEOUT_S / _POLL_S)):
@@ -136,7 +136,9 @@ class ServedModel:
 
 
 @contextmanager
-def restored_afterwards(served: ServedModel, applied: Callable[[], bool], say: Callable[[str], None]) -> Iterator[None]:
+def restored_afterwards(
+    served: ServedModel, applied: Callable[[], bool], report_progress: Callable[[str], None]
+) -> Iterator[None]:
     """Restore the model when the block ends, in any way, unless a result was `applied`.
 
     A Ctrl-C does not prevent it.
@@ -146,8 +148,12 @@ def restored_afterwards(served: ServedModel, applied: Callable[[], bool], say: C
     finally:
         if not applied():
             with _signals_ignored():
-                why = served.restore()
-            say(f"error: the configuration was not restored: {why}" if why else "the configuration is as it was before")
+                reason = served.restore()
+            report_progress(
+                f"error: the configuration was not restored: {reason}"
+                if reason
+                else "the configuration is as it was before"
+            )
 
 
 @contextmanager

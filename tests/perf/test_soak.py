@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from penstock.perf.soak.command import Fault, Soak
-from penstock.perf.soak.process_usage import ProcessUsage, census, is_alive
-from penstock.perf.soak.request_log import BROKEN, REFUSED, RIGHT, TIMED_OUT, WRONG, Ledger
+from penstock.perf.soak.process_usage import ProcessUsage, is_alive, process_usages
+from penstock.perf.soak.request_log import BROKEN, REFUSED, RIGHT, TIMED_OUT, WRONG, RequestLog
 
 TURNS = (("kill", "worker"),)
 
@@ -15,8 +15,8 @@ def soak(*ends: tuple[str, str, float, float], faults: tuple[Fault, ...] = ()) -
     """A run without a server, in which requests ended so: kind, end, begun, ended."""
     run = Soak(None, TURNS)  # type: ignore[arg-type]
     for number, (kind, end, begun_s, ended_s) in enumerate(ends):
-        run.ledger.begin(str(number), kind, begun_s)
-        run.ledger.end(str(number), end, ended_s)
+        run.request_log.begin(str(number), kind, begun_s)
+        run.request_log.end(str(number), end, ended_s)
     run.faults += faults
     run.samples = [(0.0, [seen()]), (1.0, [seen()])]
     return run
@@ -30,14 +30,14 @@ KILL_WORKER, KILL_ENGINE = Fault(10.0, "kill", "worker"), Fault(10.0, "kill", "e
 
 
 def test_each_request_has_one_end() -> None:
-    ledger = Ledger()
-    ledger.begin("a", "json", 0.0)
-    ledger.begin("b", "json", 0.0)
-    ledger.end("a", RIGHT, 1.0)
-    ledger.end("a", RIGHT, 1.0)
+    request_log = RequestLog()
+    request_log.begin("a", "json", 0.0)
+    request_log.begin("b", "json", 0.0)
+    request_log.end("a", RIGHT, 1.0)
+    request_log.end("a", RIGHT, 1.0)
 
-    assert (ledger.pending_count, ledger.ended_twice) == (1, 1)
-    assert ledger.counts()["json"][RIGHT] == 1
+    assert (request_log.pending_count, request_log.ended_twice) == (1, 1)
+    assert request_log.counts()["json"][RIGHT] == 1
 
 
 @pytest.mark.parametrize(("end", "fault", "holds"), [
@@ -61,8 +61,8 @@ def test_whole_again_is_when_the_first_is_answered_after_those_that_failed_one_u
         ("json", RIGHT, 10.8, 10.81), ("json", RIGHT, 15.0, 16.0),
     )  # fmt: skip
 
-    assert run.ledger.recovery_s("json", 10.0) == pytest.approx(0.7)
-    assert run.ledger.recovery_s("grpc", 10.0) is None
+    assert run.request_log.recovery_s("json", 10.0) == pytest.approx(0.7)
+    assert run.request_log.recovery_s("grpc", 10.0) is None
 
 
 def test_what_grows_is_told_and_what_is_missing_too() -> None:
@@ -80,7 +80,7 @@ def test_a_census_finds_what_a_process_has_started() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 1000 & echo; wait"], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        found = census(parent.pid)
+        found = process_usages(parent.pid)
         for each in found:
             subprocess.run(["kill", "-9", str(each.pid)], check=True)
         parent.wait()

@@ -43,12 +43,12 @@ def driver(folder: Path, synchronized: str = f"return {LAUNCH_FAILED}", loaded: 
 
 
 def test_a_kernel_that_traps_is_launched_in_the_context_of_the_process(tmp_path: Path) -> None:
-    assert breakable_server.trap(driver(tmp_path)) == LAUNCH_FAILED
+    assert breakable_server.run_trapping_kernel(driver(tmp_path)) == LAUNCH_FAILED
 
 
 def test_one_that_cannot_be_launched_names_the_call(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match="cuModuleLoadData: CUDA error 218"):
-        breakable_server.trap(driver(tmp_path, loaded=218))
+        breakable_server.run_trapping_kernel(driver(tmp_path, loaded=218))
 
 
 @pytest.mark.slow

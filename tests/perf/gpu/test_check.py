@@ -11,7 +11,7 @@ import pytest
 from penstock.perf import gpu_check
 from penstock.perf.gpu import correct, engine, parts
 from penstock.perf.gpu.context import CheckContext, best_rate
-from penstock.perf.gpu.rows import Row, parsed
+from penstock.perf.gpu.rows import Row, parse_row
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def parts_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kept(folder: Path) -> list[str]:
     lines = (folder / parts.ROWS).read_text("utf-8").splitlines()
-    return [row.part for row in map(parsed, lines) if row is not None]
+    return [row.part for row in map(parse_row, lines) if row is not None]
 
 
 def check(*words: str) -> int:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from penstock.perf.gpu import copies, correct, faults, memory, offline, telemetry
 from penstock.perf.gpu.copies import Span
-from penstock.perf.gpu.telemetry import COMPARED, Compared
+from penstock.perf.gpu.telemetry import COMPARED_METRICS, ComparedMetric
 from tests.backends.fake_cuda import FakeRuntime
 
 _SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10)).map(lambda each: (each[0], each[0] + each[1])))
-_POWER = next(each for each in COMPARED if each.metric == telemetry.POWER)
+_POWER = next(each for each in COMPARED_METRICS if each.metric == telemetry.POWER)
 
 
 def test_an_answer_is_as_far_off_as_its_worst_row() -> None:
@@ -52,7 +52,7 @@ def test_what_is_covered_is_counted_as_moment_by_moment(spans: list[Span], under
     for begin, end in under:
         lit[int(begin) : int(end)] = True
     moments = [bool(lit[at]) for begin, end in spans for at in range(int(begin), int(end))]
-    share = copies.covered(spans, copies.merged(under))
+    share = copies.overlap_share(spans, copies.merge_spans(under))
 
     assert share == pytest.approx(np.mean(moments) if moments else 0.0)
 
@@ -69,7 +69,7 @@ def test_a_trace_is_sorted_into_kernels_and_copies() -> None:
         ]
     })  # fmt: skip
 
-    assert seen == copies.Seen([(1.0, 3.0)], [(2.0, 4.0)], [(3.0, 5.0)])
+    assert seen == copies.DeviceSpans([(1.0, 3.0)], [(2.0, 4.0)], [(3.0, 5.0)])
 
 
 def test_memory_that_stays_shows_as_a_slope() -> None:
@@ -81,7 +81,7 @@ def test_memory_that_stays_shows_as_a_slope() -> None:
 def test_the_device_is_filled_but_for_what_is_kept_and_emptied_again() -> None:
     runtime = FakeRuntime(devices=1, memory=40 << 20)
 
-    with faults.filled(runtime, 10 << 20) as taken:
+    with faults.filled_device(runtime, 10 << 20) as taken:
         free, _ = runtime.memory_info(0)
         assert taken == 16 << 20
         assert 10 << 20 <= free < (10 << 20) + faults._CHUNKS[-1]
@@ -90,28 +90,28 @@ def test_the_device_is_filled_but_for_what_is_kept_and_emptied_again() -> None:
 
 
 def test_nothing_is_filled_without_a_device() -> None:
-    with faults.filled(None, 0) as taken:
+    with faults.filled_device(None, 0) as taken:
         assert taken == 0
 
 
 def test_a_figure_of_the_page_is_near_nvidia_smi_s() -> None:
     page = {"nv_gpu_power_usage": 300.0}
 
-    assert telemetry.compared(_POWER, page, {"power.draw": 310.0}).held is True
-    assert telemetry.compared(_POWER, page, {"power.draw": 700.0}).held is False
-    assert telemetry.compared(_POWER, {}, {"power.draw": 310.0}).held is False
-    assert telemetry.compared(_POWER, page, {}).held is False
+    assert telemetry.compare_with_smi(_POWER, page, {"power.draw": 310.0}).held is True
+    assert telemetry.compare_with_smi(_POWER, page, {"power.draw": 700.0}).held is False
+    assert telemetry.compare_with_smi(_POWER, {}, {"power.draw": 310.0}).held is False
+    assert telemetry.compare_with_smi(_POWER, page, {}).held is False
 
 
 def test_units_are_put_right_before_they_are_compared() -> None:
-    used = Compared("nv_gpu_memory_used_bytes", "memory.used", 1 << 20, 0.02, 0)
+    used = ComparedMetric("nv_gpu_memory_used_bytes", "memory.used", 1 << 20, 0.02, 0)
 
-    assert used.near(1000 << 20, 1000.0)
-    assert not used.near(1000 << 20, 900.0)
+    assert used.is_close(1000 << 20, 1000.0)
+    assert not used.is_close(1000 << 20, 900.0)
 
 
 def test_a_page_adds_up_what_a_metric_says_of_all_its_labels() -> None:
-    page = telemetry._page(b'# HELP x\nx{model="a",device="cuda:0"} 1.5\nx{model="b"} 2\ny 3\nz NaNo\n')
+    page = telemetry._parse_page(b'# HELP x\nx{model="a",device="cuda:0"} 1.5\nx{model="b"} 2\ny 3\nz NaNo\n')
 
     assert page == {"x": 3.5, "y": 3.0}
 

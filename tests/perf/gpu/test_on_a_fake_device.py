@@ -127,7 +127,7 @@ def test_answers_in_a_client_s_device_memory_are_the_cpu_s(kind: str, tmp_path: 
     wanted = correct.on_cpu(context, context.variant(kind, "fp32"))
     server: Any = Sharing(runtime, context, variant)
 
-    assert 0 < shared.furthest(server, runtime, variant, wanted) < TOLERANCE["fp16"]
+    assert 0 < shared.max_client_error(server, runtime, variant, wanted) < TOLERANCE["fp16"]
     assert set(runtime.alive.values()) == {0}
 
 
@@ -136,7 +136,7 @@ def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: Fa
     variant = context.variant("mlp", "fp16")
     server: Any = Sharing(runtime, context, variant, writes=False)
 
-    assert shared.furthest(server, runtime, variant, correct.on_cpu(context, variant)) == float("inf")
+    assert shared.max_client_error(server, runtime, variant, correct.on_cpu(context, variant)) == float("inf")
 
 
 @pytest.mark.slow

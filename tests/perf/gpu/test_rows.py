@@ -30,13 +30,13 @@ def test_a_row_travels_as_a_line(row: Row) -> None:
     line = row.line()
 
     assert "\n" not in line
-    assert rows.parsed(line) == row
+    assert rows.parse_row(line) == row
 
 
 @given(st.text(max_size=40))
 @settings(max_examples=30)
 def test_what_a_library_prints_is_no_row(line: str) -> None:
-    assert rows.parsed(line) is None
+    assert rows.parse_row(line) is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_a_library_prints_is_no_row(line: str) -> None:
     ],
 )
 def test_a_line_that_is_nearly_a_row_is_none(line: str) -> None:
-    assert rows.parsed(line) is None
+    assert rows.parse_row(line) is None
 
 
 def test_a_figure_is_held_against_what_is_wanted() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.perf.payloads.tensors import Sent, Step
+from penstock.perf.payloads.tensors import InputTensor, Step
 from penstock.perf.payloads.writing import Parameter
 from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.server.v2 import tensors as wire
@@ -53,5 +53,5 @@ def asked(draw: st.DrawFn, *, json: bool = False) -> tuple[ModelDescription, Ste
         if json and array.dtype.kind == "f":
             array = np.nan_to_num(array)
         inputs.append(tensor)
-        step.append(Sent(name, tensor.datatype, shape, bytes(wire.to_binary(tensor.datatype, array))))
+        step.append(InputTensor(name, tensor.datatype, shape, bytes(wire.to_binary(tensor.datatype, array))))
     return model_of(*inputs), tuple(step)

@@ -11,7 +11,7 @@ import httptools
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.perf.payloads.tensors import Sent, Step
+from penstock.perf.payloads.tensors import InputTensor, Step
 from penstock.perf.profiling.model import ModelDescription
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2 import tensors as wire
@@ -86,7 +86,7 @@ def over_grpc(model: ModelDescription, request: bytes) -> tuple[InferRequest, Op
 def sent_again(model: ModelDescription, request: InferRequest) -> Step:
     """Write a decoded request's inputs as they would be sent."""
     return tuple(
-        Sent(tensor.name, tensor.datatype, array.shape, bytes(wire.to_binary(tensor.datatype, array)))
+        InputTensor(tensor.name, tensor.datatype, array.shape, bytes(wire.to_binary(tensor.datatype, array)))
         for tensor, array in zip(model.inputs, request.inputs, strict=True)
         if array is not None
     )

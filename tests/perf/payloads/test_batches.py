@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.payloads.batches import alone, check_batch, in_order
 from penstock.perf.payloads.input_data import Row
-from penstock.perf.payloads.tensors import InputError, Sent, Step, Values
+from penstock.perf.payloads.tensors import InputError, InputTensor, Step, Values
 from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, ModelDescription, Tensor
 from tests.perf.payloads.drawn import model_of
 
@@ -51,7 +51,7 @@ def test_a_sequence_s_requests_begin_with_each_row() -> None:
 def test_a_model_without_rows_gets_none() -> None:
     (step,) = alone(model_of(X, rows=0), rows(b"\1\2"), 1)
 
-    assert step == (Sent("x", "UINT8", (2,), b"\1\2"),)
+    assert step == (InputTensor("x", "UINT8", (2,), b"\1\2"),)
 
 
 def test_steps_of_different_shapes_are_sent_and_share_no_batch() -> None:
@@ -65,7 +65,7 @@ def test_steps_of_different_shapes_are_sent_and_share_no_batch() -> None:
 def test_a_shape_tensor_has_no_rows_and_one_value_in_a_batch() -> None:
     same, differing = rows(b"\1", b"\1", name="shape"), rows(b"\1", b"\2", name="shape")
 
-    assert alone(model_of(SHAPE), same, 2) == ((Sent("shape", "UINT8", (1,), b"\1"),),)
+    assert alone(model_of(SHAPE), same, 2) == ((InputTensor("shape", "UINT8", (1,), b"\1"),),)
     with pytest.raises(InputError, match=r"^-b 2: input 'shape' is a shape tensor"):
         alone(model_of(SHAPE), differing, 2)
 

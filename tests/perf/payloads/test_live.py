@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.perf.generator.orders import GrpcCall, Target
-from penstock.perf.payloads.preparing import prepared
+from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.profiling.control import HttpControl
 from penstock.perf.profiling.model import ModelDescription, described
 from penstock.perf.profiling.options import Input
@@ -90,7 +90,7 @@ def model(live: Live, name: str) -> ModelDescription:
 
 def test_strings_come_back_as_they_were_sent(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (2,)}, string="hé", batch=2)
-    with prepared(model(live, "words"), words, target, control(live)) as found:
+    with prepare_payloads(model(live, "words"), words, target, control(live)) as found:
         (answer,) = asked(target, [next(found.payloads.stream(0))])
 
     assert answer["y"] == b"\3\0\0\0h\xc3\xa9" * 4
@@ -101,7 +101,7 @@ def test_sequences_keep_their_state_apart_and_end(live: Live, target: Target, tm
     path.write_text(json.dumps({"data": [[{"x": [1]}, {"x": [2]}], [{"x": [10]}, {"x": [20]}, {"x": [30]}]]}))
     sums = model(live, "sums")
     assert sums.sequences
-    with prepared(sums, Input(source=(str(path),)), target, control(live), slots=2) as found:
+    with prepare_payloads(sums, Input(source=(str(path),)), target, control(live), slots=2) as found:
         one, two = found.payloads.stream(0), found.payloads.stream(1)
         turns = [next(stream) for stream in itertools.islice(itertools.cycle((one, two)), 8)]
         left = [each for each in (found.payloads.ending(0), found.payloads.ending(1)) if each is not None]
@@ -113,7 +113,7 @@ def test_sequences_keep_their_state_apart_and_end(live: Live, target: Target, tm
 
 def test_tensors_lie_in_shared_memory(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (1,)}, string="abc", shared_memory="system", output_shared_memory_bytes=16)
-    with prepared(model(live, "words"), words, target, control(live)) as found:
+    with prepare_payloads(model(live, "words"), words, target, control(live)) as found:
         request = next(found.payloads.stream(0))
         asked(target, [request])
         region = Path("/dev/shm", named(target, request))

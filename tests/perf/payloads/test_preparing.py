@@ -14,7 +14,7 @@ import pytest
 
 from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.perf.payloads import cuda_regions
-from penstock.perf.payloads.preparing import InputError, Prepared, prepared
+from penstock.perf.payloads.preparing import InputError, Prepared, prepare_payloads
 from penstock.perf.profiling.control import ControlError
 from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.perf.profiling.options import Input
@@ -60,7 +60,7 @@ def content(key: str) -> bytes:
 
 @contextmanager
 def ready(model: ModelDescription = MODEL, target: Target = HTTP, **asked: Any) -> Iterator[Prepared]:
-    with prepared(model, Input(**asked), target, Registry(), slots=4) as found:
+    with prepare_payloads(model, Input(**asked), target, Registry(), slots=4) as found:
         yield found
 
 
@@ -158,7 +158,7 @@ def test_shared_memory_holds_what_would_have_been_sent(tmp_path: Path) -> None:
     asked = Input(source=(str(path),), batch=2, shared_memory="system", output_shared_memory_bytes=50)
     model = ModelDescription("m", "", "", MODEL.inputs, (Tensor("y", "FP32", (3,)), Tensor("s", "BYTES", (1,))), 8)
     server = Registry()
-    with prepared(model, asked, HTTP, server) as found:
+    with prepare_payloads(model, asked, HTTP, server) as found:
         documents = [json.loads(http(each).body) for each in requests(found, 3)]
         inputs = [{each["name"]: each["parameters"] for each in document["inputs"]} for document in documents]
         outputs = [each["parameters"]["shared_memory_byte_size"] for each in documents[0]["outputs"]]
@@ -176,7 +176,7 @@ def test_shared_memory_holds_what_would_have_been_sent(tmp_path: Path) -> None:
 
 def test_shared_memory_goes_with_its_block_however_that_ends() -> None:
     server = Registry()
-    with pytest.raises(KeyError), prepared(MODEL, Input(shared_memory="system"), HTTP, server):
+    with pytest.raises(KeyError), prepare_payloads(MODEL, Input(shared_memory="system"), HTTP, server):
         raise KeyError
 
     assert server.sizes == {}
@@ -185,7 +185,7 @@ def test_shared_memory_goes_with_its_block_however_that_ends() -> None:
 
 def test_shared_memory_that_was_made_goes_where_the_server_refuses_more() -> None:
     server = Registry(most=2)
-    with pytest.raises(ControlError), prepared(MODEL, Input(shared_memory="system"), HTTP, server):
+    with pytest.raises(ControlError), prepare_payloads(MODEL, Input(shared_memory="system"), HTTP, server):
         pass
 
     assert server.sizes == {}
@@ -195,7 +195,7 @@ def test_shared_memory_that_was_made_goes_where_the_server_refuses_more() -> Non
 def test_two_runs_share_no_region() -> None:
     server = Registry()
     asked = Input(shared_memory="system")
-    with prepared(MODEL, asked, HTTP, server), prepared(MODEL, asked, GRPC, server):
+    with prepare_payloads(MODEL, asked, HTTP, server), prepare_payloads(MODEL, asked, GRPC, server):
         assert len(server.sizes) == 6
 
 
@@ -211,7 +211,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
 def test_device_memory_holds_the_same_and_goes_with_its_block(device: FakeRuntime, target: Target) -> None:
     server = Registry()
     asked = Input(shared_memory="cuda", batch=2, seed=7)
-    with prepared(MODEL, asked, target, server) as found:
+    with prepare_payloads(MODEL, asked, target, server) as found:
         assert len(requests(found, 2)) == 2
         held = {region: device.open_handle(handle, 0) for region, handle in server.handles.items()}
         region = next(each for each in held if each.endswith("_input_0"))
@@ -221,21 +221,24 @@ def test_device_memory_holds_the_same_and_goes_with_its_block(device: FakeRuntim
             True
         ] * 3
 
-    with prepared(MODEL, Input(batch=2, seed=7), HTTP, server) as plain:
+    with prepare_payloads(MODEL, Input(batch=2, seed=7), HTTP, server) as plain:
         assert bytes(values) in requests(plain, 1)[0]
     assert server.sizes == {}
     assert device.alive["device"] == 0
 
 
 def test_device_memory_that_was_made_goes_where_the_server_or_the_device_refuses_more(device: FakeRuntime) -> None:
-    with pytest.raises(ControlError), prepared(MODEL, Input(shared_memory="cuda"), HTTP, server := Registry(most=2)):
+    with (
+        pytest.raises(ControlError),
+        prepare_payloads(MODEL, Input(shared_memory="cuda"), HTTP, server := Registry(most=2)),
+    ):
         pass
     assert (server.sizes, device.alive["device"]) == ({}, 0)
     for call in ("cudaMalloc", "cudaIpcGetMemHandle", "cudaMemcpy"):
         device.fail(call, 2, after=1)
         with (
             pytest.raises(InputError, match=r"^--shared-memory cuda: .*the fake device"),
-            prepared(MODEL, Input(shared_memory="cuda"), HTTP, server),
+            prepare_payloads(MODEL, Input(shared_memory="cuda"), HTTP, server),
         ):
             pass
         assert (server.sizes, device.alive["device"]) == ({}, 0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.perf.payloads.sequences import Ids, Lengths, Sequences, ids
-from penstock.perf.payloads.tensors import InputError, Sent, Step
+from penstock.perf.payloads.tensors import InputError, InputTensor, Step
 from penstock.perf.payloads.writing import FIRST, LAST, Template
 
 Said = tuple[int, str, int]
@@ -36,7 +36,7 @@ def said(request: bytes) -> Said:
 
 
 def stream(*names: str) -> tuple[Step, ...]:
-    return tuple((Sent(name, "BYTES", (1,)),) for name in names)
+    return tuple((InputTensor(name, "BYTES", (1,)),) for name in names)
 
 
 def sequences(*streams: tuple[Step, ...], lengths: Lengths, shared: Ids | None = None, seed: int = 0) -> Sequences:

@@ -16,7 +16,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.perf.payloads.tensors import (
     LETTERS,
     InputError,
-    Sent,
+    InputTensor,
     Values,
     check_size,
     elements_of,
@@ -117,7 +117,7 @@ def test_json_is_written_as_it_would_be_read(data: st.DataObject, name: str) -> 
     tensor = Tensor("x", name, (-1,))
     raw = of_json(tensor, told, "")
 
-    assert of_json(tensor, json.loads(to_json(Sent("x", name, (len(values),), raw))), "") == raw
+    assert of_json(tensor, json.loads(to_json(InputTensor("x", name, (len(values),), raw))), "") == raw
 
 
 def test_bf16_is_the_upper_half_of_a_float() -> None:

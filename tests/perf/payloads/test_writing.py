@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 from penstock.perf.generator.orders import Target
 from penstock.perf.payloads.grpc import GrpcWriter
 from penstock.perf.payloads.http import HttpWriter
-from penstock.perf.payloads.tensors import InputError, Place, Sent, Step
-from penstock.perf.payloads.writing import FIRST, LAST, Call, Parameter, Wanted, check_parameters
+from penstock.perf.payloads.tensors import InputError, InputTensor, Place, Step
+from penstock.perf.payloads.writing import FIRST, LAST, Call, Parameter, RequestedOutput, check_parameters
 from penstock.perf.profiling.model import ModelDescription
 from penstock.server.v2.call_parameters import BINARY, Options
 from tests.perf.payloads.drawn import IDS, PARAMETERS, asked
 from tests.perf.payloads.readers import http, message, over_grpc, over_http, sent_again
 
 TARGET = Target("host", 80)
-CALL = Call("m", "", (Wanted("y"),))
-ONE: Step = (Sent("x", "FP32", (1, 2), b"\0" * 8),)
-PLACED: Step = (Sent("x", "FP32", (1, 2), place=Place("r", 64, 8)), Sent("z", "BYTES", (1,), place=Place("s", 0, 4)))
+CALL = Call("m", "", (RequestedOutput("y"),))
+ONE: Step = (InputTensor("x", "FP32", (1, 2), b"\0" * 8),)
+PLACED: Step = (
+    InputTensor("x", "FP32", (1, 2), place=Place("r", 64, 8)),
+    InputTensor("z", "BYTES", (1,), place=Place("s", 0, 4)),
+)
 
 
 def written(writer: HttpWriter, step: Step = ONE) -> Any:
@@ -41,7 +44,9 @@ def test_a_binary_request_says_what_was_asked(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
     model, step = drawn
-    request, options = over_http(model, HttpWriter(Call("m", "", (Wanted("y"),), parameters), TARGET).whole(step))
+    request, options = over_http(
+        model, HttpWriter(Call("m", "", (RequestedOutput("y"),), parameters), TARGET).whole(step)
+    )
 
     assert sent_again(model, request) == step
     assert options.plan == (BINARY,)
@@ -54,7 +59,7 @@ def test_a_json_request_says_what_was_asked(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
     model, step = drawn
-    call = Call("m", "", (Wanted("y"),), parameters)
+    call = Call("m", "", (RequestedOutput("y"),), parameters)
     writer = HttpWriter(call, TARGET, binary_input=False, binary_output=False)
     request, options = over_http(model, writer.whole(step))
 
@@ -69,7 +74,7 @@ def test_a_grpc_request_says_what_was_asked(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
     model, step = drawn
-    request, options = over_grpc(model, GrpcWriter(Call("m", "7", (Wanted("y"),), parameters)).whole(step))
+    request, options = over_grpc(model, GrpcWriter(Call("m", "7", (RequestedOutput("y"),), parameters)).whole(step))
 
     assert sent_again(model, request) == step
     assert same_parameters(options, parameters)
@@ -81,7 +86,7 @@ def test_a_sequence_s_request_says_which_it_is_and_where_in_it(
     drawn: tuple[ModelDescription, Step], number: int, mark: int, parameters: tuple[Parameter, ...], grpc: bool
 ) -> None:
     model, step = drawn
-    call = Call("m", "", (Wanted("y"),), parameters)
+    call = Call("m", "", (RequestedOutput("y"),), parameters)
     writer = GrpcWriter(call) if grpc else HttpWriter(call, TARGET)
     made = writer.template(step)(writer.identity(number), mark)
     request, options = over_grpc(model, made) if grpc else over_http(model, made)
@@ -149,7 +154,7 @@ def test_headers_that_would_break_a_request_are_refused(header: tuple[str, str])
 
 
 def test_shared_memory_is_named_and_nothing_is_carried() -> None:
-    call = Call("m", "", (Wanted("y", Place("o", 0, 12)),))
+    call = Call("m", "", (RequestedOutput("y", Place("o", 0, 12)),))
     there = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 64}
 
     found = http(HttpWriter(call, TARGET).whole(PLACED))
@@ -162,7 +167,7 @@ def test_shared_memory_is_named_and_nothing_is_carried() -> None:
 
 
 def test_shared_memory_is_named_over_grpc_too() -> None:
-    found = message(GrpcWriter(Call("m", "", (Wanted("y", Place("o", 0, 12)),))).whole(PLACED))
+    found = message(GrpcWriter(Call("m", "", (RequestedOutput("y", Place("o", 0, 12)),))).whole(PLACED))
 
     assert not found.raw_input_contents
     assert found.inputs[0].parameters["shared_memory_region"].string_param == "r"
@@ -189,7 +194,7 @@ def test_a_whole_number_that_needs_64_bits_is_unsigned_over_grpc() -> None:
 
 @pytest.mark.parametrize("grpc", [False, True])
 def test_the_same_request_is_the_same_bytes(grpc: bool) -> None:
-    call = Call("m", "", (Wanted("y"),), (("b", 1), ("a", "x"), ("c", 0.5)))
+    call = Call("m", "", (RequestedOutput("y"),), (("b", 1), ("a", "x"), ("c", 0.5)))
 
     def once() -> bytes:
         return (GrpcWriter(call) if grpc else HttpWriter(call, TARGET)).whole(ONE)
@@ -200,9 +205,9 @@ def test_the_same_request_is_the_same_bytes(grpc: bool) -> None:
 @pytest.mark.parametrize(
     ("step", "text"),
     [
-        ((Sent("h", "FP16", (1,), b"\0\0"),), "FP16"),
-        ((Sent("f", "FP32", (1,), b"\0\0\x80\x7f"),), "not finite"),
-        ((Sent("s", "BYTES", (1,), b"\1\0\0\0\xff"),), "BYTES"),
+        ((InputTensor("h", "FP16", (1,), b"\0\0"),), "FP16"),
+        ((InputTensor("f", "FP32", (1,), b"\0\0\x80\x7f"),), "not finite"),
+        ((InputTensor("s", "BYTES", (1,), b"\1\0\0\0\xff"),), "BYTES"),
     ],
 )
 def test_what_json_cannot_carry_is_refused_in_the_words_of_the_flag(step: Step, text: str) -> None:

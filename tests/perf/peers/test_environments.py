@@ -69,7 +69,7 @@ def test_a_python_that_is_not_there_is_told() -> None:
     ],
 )
 def test_the_reason_is_one_line(lines: list[str], why: str) -> None:
-    assert environments.reason(lines) == why
+    assert environments.failure_reason(lines) == why
 
 
 def test_only_pips_steps_are_told() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.perf.peers.process_tree import MARK, Memory, Tree
+from penstock.perf.peers.process_tree import MARK, Memory, ProcessTree
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -31,7 +31,7 @@ def test_children_and_their_children_belong_to_it(tmp_path: Path) -> None:
     process(tmp_path, 9, 11)
     process(tmp_path, 12, 1)
 
-    assert sorted(Tree(10, 0, "m", tmp_path).pids()) == [9, 10, 11]
+    assert sorted(ProcessTree(10, 0, "m", tmp_path).pids()) == [9, 10, 11]
 
 
 def test_a_daemon_that_has_left_is_known_by_its_mark(tmp_path: Path) -> None:
@@ -41,22 +41,22 @@ def test_a_daemon_that_has_left_is_known_by_its_mark(tmp_path: Path) -> None:
     process(tmp_path, 30, 1, f"{MARK}=another")
     process(tmp_path, 31, 1, f"X={MARK}=m")
 
-    assert sorted(Tree(10, 0, "m", tmp_path).pids()) == [10, 20, 21]
+    assert sorted(ProcessTree(10, 0, "m", tmp_path).pids()) == [10, 20, 21]
 
 
 def test_it_stands_while_its_first_process_lives(tmp_path: Path) -> None:
     process(tmp_path, 10, 1)
     process(tmp_path, 20, 1, f"{MARK}=m")
 
-    assert Tree(10, 0, "m", tmp_path).is_alive()
-    assert not Tree(11, 0, "m", tmp_path).is_alive()
+    assert ProcessTree(10, 0, "m", tmp_path).is_alive()
+    assert not ProcessTree(11, 0, "m", tmp_path).is_alive()
 
 
 def test_what_has_ended_no_longer_counts(tmp_path: Path) -> None:
     process(tmp_path, 10, 1, state="Z")
     (tmp_path / "77").mkdir()  # gone while it was looked at
 
-    tree = Tree(10, 0, "m", tmp_path)
+    tree = ProcessTree(10, 0, "m", tmp_path)
 
     assert (tree.pids(), tree.cpu_s(), tree.memory()) == ([], 0, Memory(0, 0))
 
@@ -65,14 +65,14 @@ def test_time_is_of_all_and_of_those_they_have_waited_for(tmp_path: Path) -> Non
     process(tmp_path, 10, 1, ticks=(TICKS, 2 * TICKS, 3 * TICKS, 4 * TICKS))
     process(tmp_path, 11, 10, ticks=(5 * TICKS, 0, 0, 0))
 
-    assert Tree(10, 0, "m", tmp_path).cpu_s() == 15
+    assert ProcessTree(10, 0, "m", tmp_path).cpu_s() == 15
 
 
 def test_memory_is_of_all(tmp_path: Path) -> None:
     process(tmp_path, 10, 1)
     process(tmp_path, 11, 10)
 
-    assert Tree(10, 0, "m", tmp_path).memory() == Memory(rss=21, pss=2)
+    assert ProcessTree(10, 0, "m", tmp_path).memory() == Memory(rss=21, pss=2)
 
 
 def test_a_daemon_of_ones_own_is_found_and_ended() -> None:
@@ -86,7 +86,7 @@ def test_a_daemon_of_ones_own_is_found_and_ended() -> None:
     ) as child:
         assert child.stdout is not None
         daemon = int(child.stdout.readline())
-    tree = Tree(child.pid, 0, "of-this-test")
+    tree = ProcessTree(child.pid, 0, "of-this-test")
 
     assert tree.pids() == [daemon]
     gone = os.pidfd_open(daemon)

@@ -35,7 +35,7 @@ def window(*took_ms: float, **more: Any) -> Window:
 
 
 def test_a_window_gives_rate_latency_and_what_it_cost() -> None:
-    found, error = rounds.sample(window(*range(1, 102)), cpu_s=0.002, others=0.01)
+    found, error = rounds.sample(window(*range(1, 102)), cpu_s=0.002, background_cores=0.01)
 
     assert error == ""
     assert found is not None
@@ -83,7 +83,7 @@ def test_an_answer_is_compared_with_the_offline_one(answer: Callable[[], Array],
     row = np.zeros((1, 4), np.float32)
     model = Model("iris", Path("model.onnx"), (row,), (np.array([[0.25, 100]], np.float32),))
 
-    assert rounds.verified(cast("Server", Answering(answer)), V2_JSON, model) == said
+    assert rounds.verify_answer(cast("Server", Answering(answer)), V2_JSON, model) == said
 
 
 def test_a_plan_asks_a_peer_over_the_wires_it_has() -> None:

@@ -13,8 +13,8 @@ from penstock.perf.reports.document import Client, Level, Offered
 from penstock.perf.reports.formats import ratio
 from penstock.perf.tuning.arguments import parse_arguments
 from penstock.perf.tuning.duels import Measurement, Round
+from penstock.perf.tuning.evidence import Evidence, conclusion, markdown, terminal_text, write
 from penstock.perf.tuning.knobs import ORIGINAL, Setting
-from penstock.perf.tuning.report import Evidence, conclusion, markdown, terminal_text, write
 from penstock.perf.tuning.search import SearchResult, Trial
 
 TWO: Setting = (("instance_count", 2),)
