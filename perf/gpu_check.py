@@ -22,7 +22,7 @@ from pathlib import Path
 
 from .claims import FAILS, HOLDS
 from .gpu.context import GPU, CheckContext, out_folder
-from .gpu.machine import described
+from .gpu.machine import describe_machine
 from .gpu.parts import PARTS, ROWS, TOTAL_S, chosen, run_all
 from .gpu.rows import Row, figure, parse_row, summary, table
 
@@ -115,7 +115,7 @@ def write_report(context: CheckContext, rows: Sequence[Row], took_s: float, out:
     stand_in = "" if context.on_gpu and not context.quick else "NOT A GPU'S FIGURES: a stand-in. "
     where = context.device if context.on_gpu else "the CPU"
     today = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    description = described() | {"took": f"{took_s:.0f} s of at most {TOTAL_S:.0f}"}
+    description = describe_machine() | {"took": f"{took_s:.0f} s of at most {TOTAL_S:.0f}"}
     text = table(f"{stand_in}{today}, {where}{', small models' if context.quick else ''}", rows, description)
     (out / "gpu_check.md").write_text(text, "utf-8")
     document = {

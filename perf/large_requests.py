@@ -32,7 +32,7 @@ from .wrk import drive
 
 SIZES = (25_000, 75_000, 150_000)
 """Numbers in a request, of four bytes each."""
-_CONNECTIONS, _UNDER_WAY = 6, 12
+_CONNECTIONS, _IN_FLIGHT = 6, 12
 
 Way = Callable[[Process, int, int, int], float]
 """Drives a server (its gRPC port, numbers in a request, seconds). Returns: how many requests were answered."""
@@ -74,7 +74,7 @@ def in_large_frames(process: Process, port: int, numbers: int, seconds: int) -> 
     """Drive with the generator."""
     target = Target(HOST, port, grpc=GrpcCall(INFER))
     with fleet(target, Repeated((_message(numbers),)), 1) as running:
-        running.start_load(Load(concurrency=_UNDER_WAY))
+        running.start_load(Load(concurrency=_IN_FLIGHT))
         running.wait(seconds)
         running.halt()
         return len(running.take().ends_ns)

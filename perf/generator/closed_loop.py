@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from .carriers import Carrier
-from .fixed_connections import Lines
+from .fixed_connections import FixedConnections
 from .orders import Load, Part
 from .pacing import HALT_LIMIT_S, UNANSWERED, EndingSlot, IdleEvent, LoadContext
 
@@ -22,20 +22,20 @@ class _Slot:
 
     __slots__ = ("_idle", "_recorder", "_sent_ns", "carrier", "draw", "number", "stream", "working")
 
-    def __init__(self, number: int, means: LoadContext, idle: Callable[[_Slot], None]) -> None:
+    def __init__(self, number: int, context: LoadContext, idle: Callable[[_Slot], None]) -> None:
         self.number = number
         self.carrier: Carrier
-        self.stream = means.payloads.stream(number)
+        self.stream = context.payloads.stream(number)
         self.draw = _NOTHING
         self.working = False
-        self._recorder = means.recorder
+        self._recorder = context.recorder
         self._idle = idle
         self._sent_ns = 0
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
-        self._recorder.responded(earlier_ns, count)
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
+        self._recorder.on_responses(earlier_ns, count)
 
-    def answered(self, now_ns: int, error: str) -> None:
+    def on_answer(self, now_ns: int, error: str) -> None:
         recorder = self._recorder
         recorder.last_answer_ns = now_ns
         if error:
@@ -45,8 +45,8 @@ class _Slot:
             recorder.ends.append(now_ns)
         self.proceed(now_ns)
 
-    def lost(self, now_ns: int, why: str) -> None:
-        self._recorder.fail(f"connection lost: {why}")
+    def on_lost(self, now_ns: int, reason: str) -> None:
+        self._recorder.fail(f"connection lost: {reason}")
         self.proceed(now_ns)
 
     def proceed(self, now_ns: int) -> None:
@@ -63,25 +63,25 @@ class _Slot:
 class ClosedLoop:
     """Keeps `load.concurrency` requests in flight. Connections, slots and their streams are kept from load to load."""
 
-    def __init__(self, means: LoadContext) -> None:
-        self._means = means
+    def __init__(self, context: LoadContext) -> None:
+        self._context = context
         self._idle_event = IdleEvent()
-        self._lines = Lines(means.openings)
+        self._connections = FixedConnections(context.openings)
         self._slots: dict[int, _Slot] = {}
         self._draws: dict[int, Callable[[], bytes]] = {}
         self._working = 0
 
     async def ready(self, load: Load) -> None:
-        part = self._means.part
+        part = self._context.part
         numbers = part.slots(load.concurrency)
         for number in numbers:
             if number not in self._slots:
-                slot = _Slot(number, self._means, self._idle)
-                await self._lines.add(slot)
+                slot = _Slot(number, self._context, self._idle)
+                await self._connections.add(slot)
                 self._slots[number] = slot
-        await self._lines.ready()
-        share = Part(part.number, min(part.of, load.concurrency)).share(load.requests)
-        budget = iter(range(share)) if load.requests else None
+        await self._connections.ready()
+        request_count = Part(part.number, min(part.of, load.concurrency)).share(load.requests)
+        budget = iter(range(request_count)) if load.requests else None
         self._draws = {number: _limited(self._slots[number].stream, budget) for number in numbers}
 
     def start(self, start_ns: int) -> None:
@@ -97,17 +97,17 @@ class ClosedLoop:
 
     async def halt(self) -> None:
         self.stop()
-        if not await self._idle_event.wait(self.under_way, HALT_LIMIT_S):
-            self._abandon()
+        if not await self._idle_event.wait(self.in_flight, HALT_LIMIT_S):
+            self._fail_in_flight()
 
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         return self._working
 
     def behind_ns(self) -> int:
         return 0
 
     def close(self) -> None:
-        self._lines.close()
+        self._connections.close()
 
     def _begin(self, slot: _Slot) -> None:
         slot.working = True
@@ -116,24 +116,24 @@ class ClosedLoop:
 
     def _idle(self, slot: _Slot) -> None:
         """Send the request that ends what the slot leaves open. After that, another load may use the slot."""
-        request = None if self._means.recorder.failure else self._means.payloads.ending(slot.number)
+        request = None if self._context.recorder.failure else self._context.payloads.ending(slot.number)
         if request is None:
-            self._ended(slot)
+            self._on_end(slot)
         else:
-            slot.carrier.send(request, EndingSlot(partial(self._ended, slot)))
+            slot.carrier.send(request, EndingSlot(partial(self._on_end, slot)))
 
-    def _ended(self, slot: _Slot) -> None:
+    def _on_end(self, slot: _Slot) -> None:
         slot.working = False
         self._working -= 1
         if not self._working:
             self._idle_event.set()
 
-    def _abandon(self) -> None:
-        self._lines.close()
+    def _fail_in_flight(self) -> None:
+        self._connections.close()
         for slot in self._slots.values():
             if slot.working:
                 slot.working = False
-                self._means.recorder.fail(UNANSWERED)
+                self._context.recorder.fail(UNANSWERED)
         self._working = 0
 
 

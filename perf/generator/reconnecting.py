@@ -30,14 +30,14 @@ class Reconnector:
     def slots_each(self) -> int:
         return self._opener.slots_each
 
-    async def connect(self, lost: Callable[[str], None]) -> Carrier:
+    async def connect(self, on_lost: Callable[[str], None]) -> Carrier:
         """Connect once. Raises: OSError."""
         try:
-            return await asyncio.wait_for(self._opener.open(lost), _CONNECT_LIMIT_S)
+            return await asyncio.wait_for(self._opener.open(on_lost), _CONNECT_LIMIT_S)
         except TimeoutError:
             raise ConnectionError(f"no connection within {_CONNECT_LIMIT_S:.0f} s") from None
 
-    async def reconnect(self, lost: Callable[[str], None]) -> Carrier | None:
+    async def reconnect(self, on_lost: Callable[[str], None]) -> Carrier | None:
         """Connect, with any number of attempts. Returns: None once the load cannot continue."""
         async with self._gate:
             # pause only once trouble lasts: it would add to the latencies of a server that merely ends connections
@@ -45,16 +45,16 @@ class Reconnector:
                 await asyncio.sleep(_PAUSE_S)
             while not self._recorder.failure:
                 try:
-                    return await self.connect(lost)
+                    return await self.connect(on_lost)
                 except OSError as error:
                     self.on_failure(str(error))
                 await asyncio.sleep(_PAUSE_S)
         return None
 
-    def on_failure(self, why: str) -> None:
+    def on_failure(self, reason: str) -> None:
         """Handle the failure of a connection, on opening or later."""
         now_ns = time.monotonic_ns()
         if self._recorder.last_answer_ns >= self._failing_since_ns:
             self._failing_since_ns = now_ns
         elif now_ns - self._failing_since_ns > self._dead_after_s * 1e9:
-            self._recorder.abort(why)
+            self._recorder.abort(reason)

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import cycle
 
 from .alarm import alarm
-from .fixed_connections import Lines
+from .fixed_connections import FixedConnections
 from .orders import Load
 from .pacing import HALT_LIMIT_S, NEVER_NS, UNANSWERED, EndingSlot, IdleEvent, LoadContext, TimedSlot
 from .schedule import due_ns
@@ -33,12 +33,12 @@ class _Sequence(TimedSlot):
 class SerialLoop:
     """Follows a schedule, dealt to the sequences in turn. Each sequence has its own room on a connection."""
 
-    def __init__(self, means: LoadContext) -> None:
-        self.recorder = means.recorder
-        self._means = means
+    def __init__(self, context: LoadContext) -> None:
+        self.recorder = context.recorder
+        self._context = context
         self._alarm = alarm(self._wake)
         self._quiet = IdleEvent()
-        self._lines = Lines(means.openings)
+        self._connections = FixedConnections(context.openings)
         self._sequences: dict[int, _Sequence] = {}
         self._turn: Iterator[_Sequence] = iter(())
         self._times: Iterator[int] = iter(())
@@ -46,14 +46,14 @@ class SerialLoop:
         self._busy = 0
 
     async def ready(self, load: Load) -> None:
-        numbers = self._means.part.slots(load.sequences)
+        numbers = self._context.part.slots(load.sequences)
         for number in numbers:
             if number not in self._sequences:
-                sequence = _Sequence(number, self._means.payloads.stream(number), self)
-                await self._lines.add(sequence)
+                sequence = _Sequence(number, self._context.payloads.stream(number), self)
+                await self._connections.add(sequence)
                 self._sequences[number] = sequence
-        await self._lines.ready()
-        self._next = (due_ns(load, self._means.part), cycle([self._sequences[number] for number in numbers]))
+        await self._connections.ready()
+        self._next = (due_ns(load, self._context.part), cycle([self._sequences[number] for number in numbers]))
 
     def start(self, start_ns: int) -> None:
         times, self._turn = self._next
@@ -69,13 +69,13 @@ class SerialLoop:
 
     async def halt(self) -> None:
         self.stop()
-        if not await self._quiet.wait(self.under_way, HALT_LIMIT_S):
-            self._forsake()
+        if not await self._quiet.wait(self.in_flight, HALT_LIMIT_S):
+            self._fail_in_flight()
         if not self.recorder.failure:
             self._end_sequences()
-            await self._quiet.wait(self.under_way, HALT_LIMIT_S)
+            await self._quiet.wait(self.in_flight, HALT_LIMIT_S)
 
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         return self._busy
 
     def behind_ns(self) -> int:
@@ -85,12 +85,12 @@ class SerialLoop:
     def close(self) -> None:
         self.stop()
         self._alarm.close()
-        self._lines.close()
+        self._connections.close()
 
     def proceed(self, sequence: _Sequence) -> None:
         """Handle the end of a sequence's request."""
         if sequence.waiting:
-            self.recorder.waited += 1
+            self.recorder.waited_for_connection += 1
             sequence.send_next()
         else:
             self._idle(sequence)
@@ -117,8 +117,8 @@ class SerialLoop:
         else:
             self._alarm.set(at_ns)
 
-    def _forsake(self) -> None:
-        self._lines.close()
+    def _fail_in_flight(self) -> None:
+        self._connections.close()
         for sequence in self._sequences.values():
             if sequence.busy:
                 self.recorder.fail(UNANSWERED)
@@ -126,7 +126,7 @@ class SerialLoop:
 
     def _end_sequences(self) -> None:
         for sequence in self._sequences.values():
-            request = self._means.payloads.ending(sequence.number)
+            request = self._context.payloads.ending(sequence.number)
             if request is not None:
                 sequence.busy = True
                 self._busy += 1

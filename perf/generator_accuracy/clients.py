@@ -103,8 +103,8 @@ def _window(running: Fleet, server: Process, seconds: float) -> ClientFigures:
     server_s = server.cpu_s()
     time.sleep(seconds)
     window = running.take()
-    if window.errors or window.lost or not len(window.ends_ns):
-        raise RuntimeError(f"our generator: {window.lost or dict(window.errors) or 'no answers'}")
+    if window.errors or window.failure or not len(window.ends_ns):
+        raise RuntimeError(f"our generator: {window.failure or dict(window.errors) or 'no answers'}")
     count = len(window.ends_ns)
     return ClientFigures(count / window.seconds, window.cpu_s / count * 1e6, (server.cpu_s() - server_s) / count * 1e6)
 

@@ -109,8 +109,8 @@ def draws(seconds: float) -> list[Draw]:
 def lines(draw: Draw, window: Window, protocol: str) -> list[str]:
     """Compare the measurement with theory."""
     name = f"{NAMES[draw.law]} at {draw.load:.0%} over {protocol}"
-    if len(window.ends_ns) != draw.count or window.errors or window.lost:
-        reason = window.lost or dict(window.errors) or "too slow"
+    if len(window.ends_ns) != draw.count or window.errors or window.failure:
+        reason = window.failure or dict(window.errors) or "too slow"
         return [verdict(f"{name}: {len(window.ends_ns)} of {draw.count} requests answered, {reason}", False)]
     order = np.argsort(window.starts_ns, kind="stable")
     due, answered = window.starts_ns[order], window.ends_ns[order]

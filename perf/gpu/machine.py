@@ -34,7 +34,7 @@ def report(context: CheckContext) -> Iterator[Row]:
     yield Row("machine", "models written", len(context.measured()), note=note)
 
 
-def described() -> dict[str, str]:
+def describe_machine() -> dict[str, str]:
     """Yield what a reader of the table must know: the machine, and the versions of the software involved."""
     machine = environment.machine()
     gpus = ", ".join(f"{gpu['name']} ({(gpu['memory_bytes'] or 0) / _GIB:.0f} GiB)" for gpu in machine.get("gpus", ()))

@@ -20,7 +20,7 @@ from penstock.perf.generator.fleet import Fleet, fleet
 from penstock.perf.generator.orders import INFER, GrpcCall, Load, Target, Window
 from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.profiling.control import HttpControl
-from penstock.perf.profiling.model import described
+from penstock.perf.profiling.model import describe_model
 from penstock.perf.profiling.options import Input
 from penstock.perf.server_process import Process, free_port
 
@@ -153,7 +153,7 @@ def driving(
     input_options = Input(
         (str(input_file),) if input_file else ("random",), batch=rows, shared_memory=transport.shared_memory
     )
-    model = described(server.control, variant.name)
+    model = describe_model(server.control, variant.name)
     clients = min(max((os.cpu_count() or 1) // 2, 1), _CLIENTS)
     with (
         prepare_payloads(model, input_options, target, server.control, slots=slots) as ready,
@@ -176,7 +176,7 @@ def loaded(running: Fleet, load: Load, seconds: float) -> Window:
     finally:
         running.halt()
         running.take()
-    if window.lost or not len(window.ends_ns):
+    if window.failure or not len(window.ends_ns):
         worst = window.errors.most_common(1)
-        raise RuntimeError(window.lost or f"no request was answered: {worst[0][0] if worst else 'none ended'}")
+        raise RuntimeError(window.failure or f"no request was answered: {worst[0][0] if worst else 'none ended'}")
     return window

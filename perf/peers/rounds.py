@@ -238,8 +238,8 @@ def sample(window: Window, cpu_s: float, background_cores: float) -> tuple[Sampl
     if failed:
         most_frequent_error = max(window.errors, key=window.errors.__getitem__)
         return None, f"{failed} of {failed + count} requests failed: {most_frequent_error}"
-    if window.lost or not count:
-        return None, window.lost or f"no answer within {window.seconds:.1f} s"
+    if window.failure or not count:
+        return None, window.failure or f"no answer within {window.seconds:.1f} s"
     p50_ns, p99_ns = percentiles_ns(window.latencies_ns, [50, 99])
     return Sample(
         requests=count,

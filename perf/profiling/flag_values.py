@@ -16,7 +16,7 @@ _IDS = 1 << 64
 """The number of values of an id, or of an integer parameter."""
 
 
-class Given:
+class FlagValues:
     """The flags of one command line, by key."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
@@ -37,76 +37,76 @@ class Given:
         """Return the last one."""
         return self._values.get(key, [default])[-1]
 
-    def number(self, key: str, default: Any, *, least: float = 1, of: type = int, name: str = "") -> Any:
-        """Return the last one as a number of at least `least`. Raises: UsageError."""
+    def number(self, key: str, default: Any, *, minimum: float = 1, number_type: type = int, name: str = "") -> Any:
+        """Return the last one as a number of at least `minimum`. Raises: UsageError."""
         if key not in self._values:
             return default
-        found = number(key, self.text(key), of)
-        if found < least:
-            wanted = f">= {least}" if least != 1 or of is float else "> 0"
-            raise UsageError(f"Failed to parse {name or shown(key)}. The value must be {wanted}.")
-        return found
+        value = number(key, self.text(key), number_type)
+        if value < minimum:
+            condition = f">= {minimum}" if minimum != 1 or number_type is float else "> 0"
+            raise UsageError(f"Failed to parse {name or shown(key)}. The value must be {condition}.")
+        return value
 
     def one_of(self, key: str, choices: Sequence[str], default: str) -> str:
         """Return the last one, which must be one of `choices`. Raises: UsageError."""
-        found = self.text(key, default)
-        if found not in choices:
-            known = ", ".join(f"'{each}'" for each in choices[:-1]) + f" or '{choices[-1]}'"
+        value = self.text(key, default)
+        if value not in choices:
+            listed_choices = ", ".join(f"'{each}'" for each in choices[:-1]) + f" or '{choices[-1]}'"
             raise UsageError(
-                f"Failed to parse {shown(key)}. Unsupported type provided: '{found}'."
-                f" The available options are {known}."
+                f"Failed to parse {shown(key)}. Unsupported type provided: '{value}'."
+                f" The available options are {listed_choices}."
             )
-        return found
+        return value
 
     def file(self, key: str) -> str:
         """Return the last one, which must be a file. Raises: UsageError."""
-        found = self.text(key)
-        if key in self and not Path(found).is_file():
+        value = self.text(key)
+        if key in self and not Path(value).is_file():
             raise UsageError(f"Failed to parse {shown(key)}. The value must be a valid file path.")
-        return found
+        return value
 
 
-def range_of(given: Given, key: str, of: type) -> Range:
+def range_of(flags: FlagValues, key: str, number_type: type) -> Range:
     """Parse START:END:STEP, where END and STEP are optional. Raises: UsageError."""
-    values = given.text(key, "1").split(":")
+    values = flags.text(key, "1").split(":")
     if len(values) > 3:
         raise UsageError(f"Failed to parse {shown(key)}. The value does not match <start:end:step>.")
-    found = [number(key, value, of) for value in values]
-    start, end, step = (found + [1, 1, 1][len(found) :])[:3]
+    numbers = [number(key, value, number_type) for value in values]
+    start, end, step = (numbers + [1, 1, 1][len(numbers) :])[:3]
     if start <= 0:
-        named = "" if of is int else f"Failed to parse {shown(key)}. "
-        raise UsageError(f"{named}The start of the search range must be > 0")
+        prefix = "" if number_type is int else f"Failed to parse {shown(key)}. "
+        raise UsageError(f"{prefix}The start of the search range must be > 0")
     if end < 0 or step <= 0:
         raise UsageError(f"Failed to parse {shown(key)}. The end must be >= 0 and the step > 0.")
     return Range(start, end, step)
 
 
-def shape(word: str) -> tuple[str, tuple[int, ...]]:
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
     """Parse NAME:1,2,3. Raises: UsageError."""
-    name, colon, sizes = word.rpartition(":")
+    name, colon, sizes = text.rpartition(":")
     if not colon:
         raise UsageError("Failed to parse --shape. There must be a colon after input name.")
-    found = tuple(number("shape", each, int) for each in sizes.split(","))
-    if min(found) <= 0:
+    numbers = tuple(number("shape", each, int) for each in sizes.split(","))
+    if min(numbers) <= 0:
         raise UsageError("Failed to parse --shape. The dimensions of input tensor must be > 0.")
-    return name, found
+    return name, numbers
 
 
-def declared(word: str) -> dict[str, Any]:
+def declared(text: str) -> dict[str, Any]:
     """Parse NAME:DATATYPE:-1,2,3 as an entry of a model's metadata. Raises: UsageError."""
-    name, colon, sizes = word.rpartition(":")
+    name, colon, sizes = text.rpartition(":")
     name, second, datatype = name.rpartition(":")
     if not colon or not second:
         raise UsageError("Failed to parse --input. The value does not match <name:datatype:dimensions>.")
-    found = [number("input", each, int) for each in sizes.split(",")]
-    if not all(each > 0 or each == -1 for each in found):
+    numbers = [number("input", each, int) for each in sizes.split(",")]
+    if not all(each > 0 or each == -1 for each in numbers):
         raise UsageError("Failed to parse --input. The dimensions must be > 0, or -1.")
-    return {"name": name, "datatype": datatype.upper(), "shape": found}
+    return {"name": name, "datatype": datatype.upper(), "shape": numbers}
 
 
-def parameter(word: str) -> tuple[str, str | int | float | bool]:
+def parameter(text: str) -> tuple[str, str | int | float | bool]:
     """Parse NAME:VALUE:TYPE. Raises: UsageError."""
-    parts = word.split(":")
+    parts = text.split(":")
     if len(parts) != 3:
         raise UsageError("Failed to parse --request-parameter. The value does not match <name:value:type>.")
     name, value, kind = parts[0], parts[1], parts[2].lower()
@@ -115,40 +115,40 @@ def parameter(word: str) -> tuple[str, str | int | float | bool]:
     if kind in {"double", "float"}:
         return name, number("request-parameter", value, float, finite=False)
     if kind in {"int", "uint"}:
-        found = number("request-parameter", value, int)
-        if not -_IDS // 2 <= found < _IDS:
+        number_value = number("request-parameter", value, int)
+        if not -_IDS // 2 <= number_value < _IDS:
             raise UsageError(f"Failed to parse --request-parameter. Invalid value provided: {value}")
-        return name, found
+        return name, number_value
     if kind == "bool" and value.lower() in {"true", "false", "1", "0"}:
         return name, value.lower() in {"true", "1"}
     raise UsageError(
-        f"Failed to parse --request-parameter. '{word}': the type must be int, uint, bool, double, float or string,"
+        f"Failed to parse --request-parameter. '{text}': the type must be int, uint, bool, double, float or string,"
         " and the value one of it."
     )
 
 
-def ids(word: str) -> tuple[int, int]:
+def ids(text: str) -> tuple[int, int]:
     """Parse START:END. Returns: the first id and the number of ids. Raises: UsageError."""
-    parts = word.split(":")
+    parts = text.split(":")
     if len(parts) > 2:
         raise UsageError("Failed to parse --sequence-id-range. The value does not match <start:end>.")
-    found = [number("sequence-id-range", part, int) for part in parts]
-    if min(found) < 0:
+    numbers = [number("sequence-id-range", part, int) for part in parts]
+    if min(numbers) < 0:
         raise UsageError("Failed to parse --sequence-id-range. The range values must be >= 0.")
-    if found[0] >= _IDS or found[-1] > _IDS:
+    if numbers[0] >= _IDS or numbers[-1] > _IDS:
         raise UsageError("Failed to parse --sequence-id-range. The range values must be below 2^64.")
-    if len(found) > 1 and found[1] <= found[0]:
+    if len(numbers) > 1 and numbers[1] <= numbers[0]:
         raise UsageError("Failed to parse --sequence-id-range. The 'end' value must be greater than 'start' value.")
-    return max(found[0], 1), found[1] - found[0] if len(found) > 1 else UNBOUNDED
+    return max(numbers[0], 1), numbers[1] - numbers[0] if len(numbers) > 1 else UNBOUNDED
 
 
-def number(key: str, word: str, of: type, *, finite: bool = True) -> Any:
+def number(key: str, text: str, number_type: type, *, finite: bool = True) -> Any:
     """Parse a number. A whole number may be written as 1000.0, as Model Analyzer does. Raises: UsageError."""
     with suppress(ValueError):
-        found = of(word.removesuffix(".0"))
-        if not finite or of is int or math.isfinite(found):
-            return found
-    raise UsageError(f"Failed to parse {shown(key)}. Invalid value provided: {word}")
+        value = number_type(text.removesuffix(".0"))
+        if not finite or number_type is int or math.isfinite(value):
+            return value
+    raise UsageError(f"Failed to parse {shown(key)}. Invalid value provided: {text}")
 
 
 def shown(key: str) -> str:

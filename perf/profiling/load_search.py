@@ -22,16 +22,16 @@ def linear(levels: Range) -> Search:
             return
 
 
-def halving(levels: Range, whole: bool) -> Search:
+def halving(levels: Range, integer: bool) -> Search:
     """Visit `start` and `end`. If only `start` succeeded, halve the interval until it is no wider than `step`.
 
-    `whole`: values are whole numbers.
+    `integer`: values are whole numbers.
     """
     low, high = levels.start, levels.end
     if not (yield low) or (yield high):
         return
     while high - low > levels.step:
-        value = (low + high) // 2 if whole else (low + high) / 2
+        value = (low + high) // 2 if integer else (low + high) / 2
         if not low < value < high:
             return
         if (yield value):

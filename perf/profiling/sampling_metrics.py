@@ -30,46 +30,46 @@ _MACHINE = {
 }
 _NAMES = (*_GPU, *_MACHINE)
 TIMEOUT_S = 2.0
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
-class PageError(Exception):
+class MetricsPageError(Exception):
     """The page is not available, or is not a page of metrics."""
 
 
-def lines(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+def metric_lines(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yield name, labels and value of each line with a number; all other lines are skipped."""
     for line in text.split("\n"):
-        found = _LINE.match(line.strip())
-        if found is None:
+        match = _LINE.match(line.strip())
+        if match is None:
             continue
         try:
-            value = float(found[3])
+            value = float(match[3])
         except ValueError:
             continue
         if math.isfinite(value):
-            yield found[1], {name: _unescaped(label) for name, label in _LABEL.findall(found[2] or "")}, value
+            yield match[1], {name: _unescaped(label) for name, label in _LABEL.findall(match[2] or "")}, value
 
 
 def _unescaped(label: str) -> str:
     return _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], label)
 
 
-def series(text: str) -> dict[str, float]:
+def parse_page(text: str) -> dict[str, float]:
     """Return a page's values, by the names of the document's Samples. Raises: PageError if it is not a metrics page."""
-    wanted = "\n".join(line for line in text.split("\n") if line.lstrip().startswith(_NAMES))
-    found = {}
-    for name, labels, value in lines(wanted):
+    known_lines = "\n".join(line for line in text.split("\n") if line.lstrip().startswith(_NAMES))
+    values = {}
+    for name, labels, value in metric_lines(known_lines):
         if name in _MACHINE:
-            found[_MACHINE[name]] = value
+            values[_MACHINE[name]] = value
         elif name in _GPU and labels.get("gpu_uuid"):
-            found[f"gpu.{labels['gpu_uuid']}.{_GPU[name]}"] = value
-    if not found and next(lines(text), None) is None:
-        raise PageError("no metrics in it")
-    return found
+            values[f"gpu.{labels['gpu_uuid']}.{_GPU[name]}"] = value
+    if not values and next(metric_lines(text), None) is None:
+        raise MetricsPageError("no metrics in it")
+    return values
 
 
-class Page:
+class MetricsPage:
     """A page at a URL, with or without its scheme."""
 
     def __init__(self, url: str) -> None:
@@ -84,12 +84,12 @@ class Page:
                 path = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
                 connection.request("GET", path, headers={"Accept": "text/plain"})
                 answer = connection.getresponse()
-                content = answer.read(_MOST_BYTES)
+                content = answer.read(_MAX_BYTES)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise PageError(f"{self.url}: {str(error) or type(error).__name__}") from error
+            raise MetricsPageError(f"{self.url}: {str(error) or type(error).__name__}") from error
         if answer.status != http.client.OK:
-            raise PageError(f"{self.url}: {answer.status} {answer.reason}")
+            raise MetricsPageError(f"{self.url}: {answer.status} {answer.reason}")
         try:
-            return series(content.decode("utf-8", "replace"))
-        except PageError as error:
-            raise PageError(f"{self.url}: {error}") from error
+            return parse_page(content.decode("utf-8", "replace"))
+        except MetricsPageError as error:
+            raise MetricsPageError(f"{self.url}: {error}") from error

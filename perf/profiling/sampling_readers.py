@@ -11,14 +11,14 @@ from .sampling_series import Reading
 
 Source = Callable[[], Mapping[str, float]]
 """Returns the current values, by name. It may block, and may raise any exception."""
-PATIENCE_S = 0.5
+READ_TIMEOUT_S = 0.5
 
 
 class PendingRead:
     """One call on a daemon thread, so that a thread that never returns does not keep the process from exiting."""
 
-    def __init__(self, ask: Callable[[], Any]) -> None:
-        self._ask = ask
+    def __init__(self, read_source: Callable[[], Any]) -> None:
+        self._ask = read_source
         self.answer: Any = None
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="look", daemon=True)
@@ -30,22 +30,22 @@ class PendingRead:
         except Exception as error:  # noqa: BLE001 - whatever a driver or a page does, the run goes on without it
             self.error = error
 
-    def done(self, patience_s: float) -> bool:
+    def done(self, timeout_s: float) -> bool:
         """Wait for it. Returns: whether it is done."""
-        self._thread.join(max(patience_s, 0.0))
+        self._thread.join(max(timeout_s, 0.0))
         return not self._thread.is_alive()
 
 
-def within(patience_s: float, ask: Callable[[], Any]) -> Any:
-    """Return the result of `ask`; None if it takes too long or fails."""
-    look = PendingRead(ask)
-    return look.answer if look.done(patience_s) else None
+def read_within(timeout_s: float, read_source: Callable[[], Any]) -> Any:
+    """Return the result of `read_source`; None if it takes too long or fails."""
+    pending = PendingRead(read_source)
+    return pending.answer if pending.done(timeout_s) else None
 
 
 class SourceReader:
     """Reads all sources concurrently. A source whose read is pending is not read again, and its late result is lost.
 
-    `whys`: by source, why it had no result the last time. Later sources override earlier ones.
+    `reasons`: by source, why it had no result the last time. Later sources override earlier ones.
     Threads: any; one reading at a time.
     """
 
@@ -53,28 +53,32 @@ class SourceReader:
         self._sources = dict(sources)
         self._lock = threading.Lock()
         self._hanging: dict[str, PendingRead] = {}
-        self.whys: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
 
     def drop(self, name: str) -> None:
         """Stop reading a source."""
         self._sources.pop(name, None)
-        self.whys.pop(name, None)
+        self.reasons.pop(name, None)
 
-    def look(self, patience_s: float = PATIENCE_S) -> Reading:
+    def read_all(self, timeout_s: float = READ_TIMEOUT_S) -> Reading:
         """Read all sources that answer in time."""
         with self._lock:
             at_s = time.monotonic()
-            asked = {name: PendingRead(ask) for name, ask in self._sources.items() if name not in self._hanging}
+            pending_reads = {
+                name: PendingRead(read_source)
+                for name, read_source in self._sources.items()
+                if name not in self._hanging
+            }
             values: dict[str, float] = {}
-            for name, look in asked.items():
-                if not look.done(at_s + patience_s - time.monotonic()):
-                    self._hanging[name] = look
-                    self.whys[name] = f"no answer within {patience_s:g} s"
-                elif look.error is not None:
-                    self.whys[name] = str(look.error) or type(look.error).__name__
+            for name, pending in pending_reads.items():
+                if not pending.done(at_s + timeout_s - time.monotonic()):
+                    self._hanging[name] = pending
+                    self.reasons[name] = f"no answer within {timeout_s:g} s"
+                elif pending.error is not None:
+                    self.reasons[name] = str(pending.error) or type(pending.error).__name__
                 else:
-                    self.whys.pop(name, None)
-                    values |= look.answer
-            for name in [name for name, look in self._hanging.items() if look.done(0)]:
+                    self.reasons.pop(name, None)
+                    values |= pending.answer
+            for name in [name for name, pending in self._hanging.items() if pending.done(0)]:
                 del self._hanging[name]
             return Reading(at_s, values)

@@ -125,8 +125,8 @@ def warnings(compared: Sequence[Run]) -> list[str]:
         found.append("Not all levels are of the same kind of load.")
     for run in compared:
         if run.document.failed or run.document.interrupted:
-            why = run.document.failed or "it was interrupted"
-            found.append(f"{run.name} ended before its time: {why}.")
+            reason = run.document.failed or "it was interrupted"
+            found.append(f"{run.name} ended before its time: {reason}.")
     return found
 
 

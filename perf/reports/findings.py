@@ -128,8 +128,8 @@ def cautions(document: Document) -> list[str]:
     for level in document.levels:
         name = load_words(level.offered)
         first = name[:1].upper() + name[1:]
-        if why := fault(level):
-            said.append(f"Not part of the curve: {name}: {why}.")
+        if reason := fault(level):
+            said.append(f"Not part of the curve: {name}: {reason}.")
         elif failed := failures(level):
             said.append(f"{first}: {count(failed)} errors; they are in no other figure.")
         said += [f"{first}: {what}" for what in _warnings(level)]

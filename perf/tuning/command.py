@@ -16,9 +16,9 @@ from penstock.perf.payloads.preparing import InputError, prepare_payloads
 from penstock.perf.profiling.command import Interrupts
 from penstock.perf.profiling.control import Control, ControlError, control_for
 from penstock.perf.profiling.flags import UsageError
-from penstock.perf.profiling.model import DescriptionError, ModelDescription, described
+from penstock.perf.profiling.model import DescriptionError, ModelDescription, describe_model
 from penstock.perf.profiling.sampling import Watch
-from penstock.perf.profiling.sampling_processes import is_here
+from penstock.perf.profiling.sampling_processes import is_local_host
 from penstock.perf.profiling.session import SessionError, slots, target
 from penstock.perf.reports.extras import MissingExtraError, needed
 
@@ -79,7 +79,7 @@ class _Run:
         endpoint = target(perf_options)
         control = control_for(endpoint, dict(perf_options.headers))
         end_s = time.monotonic() + options.budget_s
-        model = described(control, perf_options.model, perf_options.version, perf_options.composing)
+        model = describe_model(control, perf_options.model, perf_options.version, perf_options.composing)
         served = ServedModel(control, model.name)
         with ExitStack() as stack:
             stack.enter_context(restored_afterwards(served, lambda: self._applied, say))
@@ -108,7 +108,7 @@ class _Run:
             rows=options.options.input.batch,
             target_us=(options.target_ms or 0.0) * 1e3,
         )
-        if not options.cores and not is_here(endpoint.host):
+        if not options.cores and not is_local_host(endpoint.host):
             self._add_note(
                 f"The server is elsewhere: taken to have {bounds.cores} cores, as this machine; --cores says else"
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.perf.profiling import environment
 from penstock.perf.profiling.model import ModelDescription
-from penstock.perf.profiling.session import driven
+from penstock.perf.profiling.session import document_model
 from penstock.perf.reports import document as documents
 from penstock.perf.reports.console import lines
 from penstock.perf.reports.document import Document, Level
@@ -234,7 +234,7 @@ def _document(evidence: Evidence, setting: Setting) -> Document:
     config = evidence.configs.get(setting, model.config)
     machine = {**environment.machine(), "sharing": evidence.sharing}
     return Document(
-        driven(model, config),
+        document_model(model, config),
         list(options.command),
         evidence.made_at,
         evidence.url,

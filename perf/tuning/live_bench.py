@@ -183,8 +183,10 @@ class LiveBench:
         failed = sum(client.errors.values())
         if not client.requests:
             return False
-        within = histograms.share_within(client.histogram, target_us) * client.requests / (client.requests + failed)
-        if within < self._options.percentile / 100:
+        share_in_target = (
+            histograms.share_within(client.histogram, target_us) * client.requests / (client.requests + failed)
+        )
+        if share_in_target < self._options.percentile / 100:
             return False
         due = load * client.seconds
         return self._options.closed_loop or client.requests >= due * (
@@ -250,12 +252,12 @@ class LiveBench:
         self.levels.setdefault(setting, []).append(level)
         return level
 
-    def _run_load(self, load: float, rule: Rule, watching: LoadListener, *, closed_loop: bool) -> Level:
+    def _run_load(self, load: float, rule: Rule, listener: LoadListener, *, closed_loop: bool) -> Level:
         self._raise_if_stopped()
         options = self._options.options
         load_options = {"concurrency": Range(), "rate": None} if closed_loop else {"concurrency": None, "rate": Range()}
         load_order = load_of(replace(options, **load_options), load, sequences=self._context.model.sequences)  # type: ignore[arg-type]
-        level = measure(self._context.fleet, load_order, rule, options.input.batch, watching)
+        level = measure(self._context.fleet, load_order, rule, options.input.batch, listener)
         self._raise_if_stopped()
         if level.ended == INTERRUPTED:
             raise SearchEndedError(TIME_UP)

@@ -136,18 +136,18 @@ class FakeSlot:
     again: int = 0
     send: Callable[[FakeSlot], None] = lambda slot: None
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
         self.parts.append((len(earlier_ns), count))
 
-    def answered(self, now_ns: int, error: str) -> None:
+    def on_answer(self, now_ns: int, error: str) -> None:
         self.ends.append(error)
         self.times.append(now_ns)
         if self.again:
             self.again -= 1
             self.send(self)
 
-    def lost(self, now_ns: int, why: str) -> None:
-        self.losses.append(why)
+    def on_lost(self, now_ns: int, reason: str) -> None:
+        self.losses.append(reason)
 
 
 class Server:
@@ -160,7 +160,7 @@ class Server:
         self._settings = settings
         self.peers: list[Peer] = []
         self.down = False
-        self.lost: list[str] = []
+        self.on_lost: list[str] = []
 
     async def connect(self, owner: Owner) -> Http2Client:
         await asyncio.sleep(0)
@@ -170,7 +170,7 @@ class Server:
         return self.peers[-1].client
 
     async def open(self) -> Channel:
-        channel = await self.opener.open(self.lost.append)
+        channel = await self.opener.open(self.on_lost.append)
         assert isinstance(channel, Channel)
         return channel
 

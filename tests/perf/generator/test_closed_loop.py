@@ -8,7 +8,7 @@ import pytest
 from penstock.perf.generator import closed_loop, reconnecting
 from penstock.perf.generator.closed_loop import ClosedLoop
 from penstock.perf.generator.orders import Load, Part
-from tests.perf.generator.fakes import Numbered, Wires, means
+from tests.perf.generator.fakes import Numbered, Wires, context
 
 Case = Callable[[Wires], Awaitable[None]]
 
@@ -30,7 +30,7 @@ async def going(loop: ClosedLoop, load: Load) -> None:
 
 def test_each_slot_sends_its_next_with_the_answer_to_its_last() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=2))
         wires.opened[0].answer(100)
         wires.opened[0].answer(250)
@@ -45,7 +45,7 @@ def test_each_slot_sends_its_next_with_the_answer_to_its_last() -> None:
 
 def test_an_answer_that_says_what_is_wrong_is_an_error_and_no_latency() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=1))
         wires.opened[0].answer(5, "503: busy")
 
@@ -58,7 +58,7 @@ def test_an_answer_that_says_what_is_wrong_is_an_error_and_no_latency() -> None:
 
 def test_a_higher_level_keeps_the_connections_and_streams_of_the_one_before() -> None:
     async def case(wires: Wires) -> None:
-        loop = ClosedLoop(means(wires))
+        loop = ClosedLoop(context(wires))
         await going(loop, Load(concurrency=2))
         await going(loop, Load(concurrency=3))
         wires.opened[1].answer()
@@ -70,11 +70,11 @@ def test_a_higher_level_keeps_the_connections_and_streams_of_the_one_before() ->
 
 def test_slots_beyond_a_lower_level_finish_and_stop_and_come_back_with_a_higher_one() -> None:
     async def case(wires: Wires) -> None:
-        loop = ClosedLoop(means(wires))
+        loop = ClosedLoop(context(wires))
         await going(loop, Load(concurrency=2))
         await going(loop, Load(concurrency=1))
         wires.opened[1].answer()
-        assert loop.under_way() == 1
+        assert loop.in_flight() == 1
         await going(loop, Load(concurrency=2))
 
         assert wires.sent == [(0, b"0.0"), (1, b"1.0"), (1, b"1.1")]
@@ -84,7 +84,7 @@ def test_slots_beyond_a_lower_level_finish_and_stop_and_come_back_with_a_higher_
 
 def test_a_process_has_the_same_slots_at_every_level() -> None:
     async def case(wires: Wires) -> None:
-        loop = ClosedLoop(means(wires, part=Part(1, 3)))
+        loop = ClosedLoop(context(wires, part=Part(1, 3)))
         await going(loop, Load(concurrency=3))
         await going(loop, Load(concurrency=8))
 
@@ -95,7 +95,7 @@ def test_a_process_has_the_same_slots_at_every_level() -> None:
 
 def test_slots_share_a_connection_that_takes_several() -> None:
     async def case(wires: Wires) -> None:
-        await going(ClosedLoop(means(wires)), Load(concurrency=5))
+        await going(ClosedLoop(context(wires)), Load(concurrency=5))
 
         assert [wire for wire, _ in wires.sent] == [0, 0, 1, 1, 2]
 
@@ -104,7 +104,7 @@ def test_slots_share_a_connection_that_takes_several() -> None:
 
 def test_halting_waits_for_what_is_under_way() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = ClosedLoop(given)
         await going(loop, Load(concurrency=2))
         halting = asyncio.ensure_future(loop.halt())
@@ -115,7 +115,7 @@ def test_halting_waits_for_what_is_under_way() -> None:
         wires.opened[1].answer()
         await halting
 
-        assert (len(wires.sent), len(given.recorder.take().ends_ns), loop.under_way()) == (2, 2, 0)
+        assert (len(wires.sent), len(given.recorder.take().ends_ns), loop.in_flight()) == (2, 2, 0)
 
     run(case)
 
@@ -124,12 +124,12 @@ def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(closed_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = ClosedLoop(given)
         await going(loop, Load(concurrency=2))
         await loop.halt()
 
-        assert (given.recorder.take().errors.total(), loop.under_way()) == (2, 0)
+        assert (given.recorder.take().errors.total(), loop.in_flight()) == (2, 0)
         assert [wire.closed for wire in wires.opened] == [True, True]
         await going(loop, Load(concurrency=1))
         assert wires.sent[-1] == (2, b"0.1")
@@ -139,15 +139,15 @@ def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_slot_that_stops_ends_its_sequence_and_nobody_records_that() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires, Numbered(sequences=True))
+        given = context(wires, Numbered(sequences=True))
         loop = ClosedLoop(given)
         await going(loop, Load(concurrency=1))
         loop.stop()
         wires.opened[0].answer()
-        assert (wires.requests, loop.under_way()) == ([b"0.0", b"0.end"], 1)
+        assert (wires.requests, loop.in_flight()) == ([b"0.0", b"0.end"], 1)
         wires.opened[0].answer()
 
-        assert (loop.under_way(), len(given.recorder.take().ends_ns)) == (0, 1)
+        assert (loop.in_flight(), len(given.recorder.take().ends_ns)) == (0, 1)
 
     run(case)
 
@@ -155,9 +155,9 @@ def test_a_slot_that_stops_ends_its_sequence_and_nobody_records_that() -> None:
 @pytest.mark.parametrize(("number", "own"), [(0, 4), (1, 3), (2, 0)])
 def test_a_number_of_requests_is_shared_by_the_processes_that_have_slots(number: int, own: int) -> None:
     async def case(wires: Wires) -> None:
-        loop = ClosedLoop(means(wires, part=Part(number, 3)))
+        loop = ClosedLoop(context(wires, part=Part(number, 3)))
         await going(loop, Load(concurrency=2, requests=7))
-        while loop.under_way():
+        while loop.in_flight():
             wires.opened[0].answer()
 
         assert len(wires.sent) == own
@@ -167,7 +167,7 @@ def test_a_number_of_requests_is_shared_by_the_processes_that_have_slots(number:
 
 def test_a_lost_request_is_an_error_and_its_slot_goes_on_over_a_new_connection() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=1))
         wires.opened[0].answer(1)
         wires.opened[0].end("reset by peer")
@@ -182,9 +182,9 @@ def test_a_lost_request_is_an_error_and_its_slot_goes_on_over_a_new_connection()
 
 def test_an_end_that_the_server_wished_harms_nothing() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=1))
-        wires.opened[0].lost("")
+        wires.opened[0].on_lost("")
         wires.opened[0].answer(9)
         await turns()
 
@@ -200,9 +200,9 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost_and_nothing_hangs(
     monkeypatch.setattr(reconnecting, "_PAUSE_S", 0)
 
     async def case(wires: Wires) -> None:
-        given = means(wires, dead_after_s=0)
+        given = context(wires, dead_after_s=0)
         loop = ClosedLoop(given)
-        given.recorder.on_failure = lambda why: loop.stop()
+        given.recorder.on_failure = lambda reason: loop.stop()
         await going(loop, Load(concurrency=2))
         wires.refusing = True
         for wire in wires.opened:
@@ -210,8 +210,8 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost_and_nothing_hangs(
         await loop.halt()
 
         window = given.recorder.take()
-        assert (window.lost, loop.under_way()) == ("reset by peer", 0)
-        assert window.lost_ns > 0
+        assert (window.failure, loop.in_flight()) == ("reset by peer", 0)
+        assert window.failed_ns > 0
 
     run(case)
 
@@ -220,6 +220,6 @@ def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
     async def case(wires: Wires) -> None:
         wires.refusing = True
         with pytest.raises(OSError, match="nobody listens"):
-            await ClosedLoop(means(wires)).ready(Load(concurrency=1))
+            await ClosedLoop(context(wires)).ready(Load(concurrency=1))
 
     run(case)

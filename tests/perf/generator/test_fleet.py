@@ -78,7 +78,7 @@ def counted(running: Fleet, load: Load) -> Window:
 def test_processes_share_a_load_of_any_kind_and_one_follows_the_other(running: Fleet, load: Load) -> None:
     window = counted(running, load)
 
-    assert (len(window.ends_ns), window.errors, window.lost, window.in_flight) == (COUNT, {}, "", 0)
+    assert (len(window.ends_ns), window.errors, window.failure, window.in_flight) == (COUNT, {}, "", 0)
     assert len(window.late_ns) == (COUNT if load.open else 0)
     assert (window.latencies_ns > 0).all()
     assert window.cpu_s > 0
@@ -153,9 +153,9 @@ def test_a_ctrl_c_at_the_terminal_is_not_for_the_processes(running: Fleet) -> No
 
 def quiet() -> tuple[Fleet, list[Any]]:
     """Give a fleet of one process that is not there, and the ends it would have."""
-    orders, its_orders = multiprocessing.Pipe()
-    news, its_news = multiprocessing.Pipe(duplex=False)
-    return Fleet([_Child(orders, news, None)]), [orders, its_orders, news, its_news]  # type: ignore[arg-type]
+    orders, child_orders = multiprocessing.Pipe()
+    replies, child_replies = multiprocessing.Pipe(duplex=False)
+    return Fleet([_Child(orders, replies, None)]), [orders, child_orders, replies, child_replies]  # type: ignore[arg-type]
 
 
 def test_waiting_ends_at_once_when_a_process_says_that_the_server_is_dead() -> None:
@@ -209,11 +209,11 @@ def test_the_process_tells_the_fleet_when_the_server_is_dead() -> None:
         pipe.close()
 
 
-def _gives_up(orders: Any, news: Any) -> None:
+def _gives_up(orders: Any, replies: Any) -> None:
     import uvloop
 
     async def one() -> None:
-        child = process._Process(orders, news, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
+        child = process._Process(orders, replies, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
         child._recorder.abort("gone")
         child._writer.shutdown()
 

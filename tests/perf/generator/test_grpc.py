@@ -92,7 +92,7 @@ def test_an_answer_ends_its_request_and_all_of_one_read_are_told_together_and_wr
         assert peer.requests() == {7: REQUEST, 9: REQUEST, 11: REQUEST}
         assert [slot.ends for slot in slots] == [[""]] * 3
         assert len({slot.times[0] for slot in slots}) == 1
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
@@ -167,7 +167,7 @@ def test_however_the_server_ends_a_request_its_slot_is_told_once(answer: object,
 
         assert slot.ends == [error]
         assert other.ends == [""]
-        assert not server.lost
+        assert not server.on_lost
         assert not server.peer.client.streams
 
     run(scenario)
@@ -220,7 +220,7 @@ def test_it_is_the_same_however_the_bytes_are_cut(sizes: list[int]) -> None:
         ]  # fmt: skip
         assert [(frame.kind, frame.flags) for frame in peer.sent()] == [(frames.PING, 1), (frames.SETTINGS, 1)]
         assert peer.client.peer_frame == 1 << 15
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
@@ -289,7 +289,7 @@ def test_a_file_of_tls_that_is_missing_is_an_error_of_opening() -> None:
     async def scenario() -> None:
         opener = GrpcOpener(Target("h", 1, tls=Tls(roots="/nowhere/roots.pem"), grpc=GrpcCall(METHOD)))
         with pytest.raises(OSError, match="No such file"):
-            await opener.open(lambda why: None)
+            await opener.open(lambda reason: None)
 
     run(scenario)
 
@@ -303,7 +303,7 @@ def test_closing_tells_nobody() -> None:
         await turns()
 
         assert server.peer.transport.closed
-        assert not server.lost
+        assert not server.on_lost
         assert counted([slot]) == {}
         assert not slot.losses
 

@@ -216,7 +216,7 @@ def test_goaway_moves_what_was_not_begun_to_a_new_connection_and_waits_for_the_r
 
         assert [slot.ends for slot in slots] == [[""]] * 3
         assert len(server.peers) == 2
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
@@ -227,7 +227,7 @@ def test_a_connection_that_was_idle_is_made_anew_when_it_is_wanted() -> None:
         channel = await server.open()
         server.peer.transport.close()
         await turns()
-        assert not server.lost
+        assert not server.on_lost
         channel.send(REQUEST, slot)
         await turns()
         server.peer.feed(server.peer.answer(1))
@@ -240,16 +240,16 @@ def test_a_connection_that_was_idle_is_made_anew_when_it_is_wanted() -> None:
 def test_a_server_that_dies_is_told_first_to_the_pacing_and_then_to_each_slot() -> None:
     async def scenario() -> None:
         server, told = Server(), []
-        channel = await server.opener.open(lambda why: told.append(f"channel: {why}"))
+        channel = await server.opener.open(lambda reason: told.append(f"channel: {reason}"))
         slots = [FakeSlot(), FakeSlot()]
         for slot in slots:
-            slot.lost = lambda now_ns, why: told.append(f"slot: {why}")  # type: ignore[method-assign]
+            slot.on_lost = lambda now_ns, reason: told.append(f"slot: {reason}")  # type: ignore[method-assign]
             channel.send(REQUEST, slot)
         server.peer.transport.close()
         await turns()
 
-        why = "the server closed the connection"
-        assert told == [f"channel: {why}", f"slot: {why}", f"slot: {why}"]
+        reason = "the server closed the connection"
+        assert told == [f"channel: {reason}", f"slot: {reason}", f"slot: {reason}"]
 
     run(scenario)
 
@@ -263,7 +263,7 @@ def test_a_server_that_cannot_be_reached_again_is_told_and_so_are_those_that_wai
         channel.send(REQUEST, slot)
         await turns()
 
-        assert server.lost == ["nobody there"]
+        assert server.on_lost == ["nobody there"]
         assert slot.losses == ["nobody there"]
 
     run(scenario)
@@ -284,7 +284,7 @@ def test_requests_that_die_with_a_connection_that_was_leaving_are_errors_and_the
 
         assert slot.ends == ["UNAVAILABLE: GOAWAY ENHANCE_YOUR_CALM too many pings"]
         assert other.ends == [""]
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
@@ -299,7 +299,7 @@ def test_a_server_that_ends_every_connection_is_not_asked_for_ever() -> None:
             await turns()
 
         assert len(server.peers) == 3
-        assert slot.losses == server.lost == ["the server ends every connection as soon as it is made"]
+        assert slot.losses == server.on_lost == ["the server ends every connection as soon as it is made"]
 
     run(scenario)
 
@@ -350,7 +350,7 @@ def test_what_breaks_the_protocol_ends_the_connection_with_a_word(wrong: bytes, 
 
         assert last.kind == frames.GOAWAY
         assert said in last.payload[8:].decode()
-        assert said in server.lost[0]
+        assert said in server.on_lost[0]
         assert said in slot.losses[0]
 
     run(scenario)
@@ -380,7 +380,7 @@ async def _opened_to(answer: bytes | None) -> str:
     async with await loop.create_server(lambda: Greeter(answer, gone), "127.0.0.1", 0) as server:
         opener = GrpcOpener(Target("127.0.0.1", server.sockets[0].getsockname()[1], grpc=GrpcCall(METHOD)))
         with pytest.raises(OSError, match=" ") as caught:
-            await opener.open(lambda why: None)
+            await opener.open(lambda reason: None)
         await gone.wait()
     return str(caught.value)
 

@@ -55,8 +55,8 @@ async def load(target: Target, request: bytes, slots: int = 8, each: int = REQUE
     done = asyncio.Event()
 
     class Counting(FakeSlot):
-        def answered(self, now_ns: int, error: str) -> None:
-            super().answered(now_ns, error)
+        def on_answer(self, now_ns: int, error: str) -> None:
+            super().on_answer(now_ns, error)
             if not self.again and all(len(slot.ends) == each for slot in made):
                 done.set()
 

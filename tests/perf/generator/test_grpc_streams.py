@@ -270,7 +270,7 @@ def test_a_connection_with_only_idle_streams_may_go() -> None:
         channel.send(NEXT, slot)
         await turns()
 
-        assert not server.lost
+        assert not server.on_lost
         assert not slot.losses
         assert server.peer.requests() == {1: NEXT}
 
@@ -285,6 +285,6 @@ def test_a_request_under_way_on_a_stream_is_lost_with_its_connection() -> None:
         server.peer.transport.close()
         await turns()
 
-        assert slot.losses == server.lost == ["the server closed the connection"]
+        assert slot.losses == server.on_lost == ["the server closed the connection"]
 
     run(scenario)

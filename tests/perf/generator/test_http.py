@@ -34,14 +34,14 @@ class Said:
     def __init__(self) -> None:
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
         raise AssertionError("HTTP has one response for each request")
 
-    def answered(self, now_ns: int, error: str) -> None:
+    def on_answer(self, now_ns: int, error: str) -> None:
         self.end.set_result(error)
 
-    def lost(self, now_ns: int, why: str) -> None:
-        self.end.set_result(f"lost: {why}")
+    def on_lost(self, now_ns: int, reason: str) -> None:
+        self.end.set_result(f"lost: {reason}")
 
 
 class Server:
@@ -125,7 +125,7 @@ class Closing(asyncio.Transport):
 
 def test_a_connection_is_kept_for_the_next_request() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
         said = [await asked(carrier, b"%d" % number) for number in range(4)]
 
@@ -138,7 +138,7 @@ def test_a_connection_is_kept_for_the_next_request() -> None:
 
 def test_an_error_without_words_is_its_status() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
         assert await asked(carrier) == "302"
         carrier.close()
@@ -155,7 +155,7 @@ TENSORS = (
 
 def test_a_proxys_page_is_no_answer_to_infer_whatever_its_status() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port, v2=True)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port, v2=True)).open(lambda reason: None)
 
         said = [await asked(carrier) for _ in range(7)]
 
@@ -176,14 +176,14 @@ def test_files_that_have_run_out_are_told_with_what_limits_them(monkeypatch: pyt
     async def case() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refused)
         with pytest.raises(ConnectionError, match=r"Too many open files \(ulimit -n\)"):
-            await HttpOpener(Target("127.0.0.1", 1)).open(lambda why: None)
+            await HttpOpener(Target("127.0.0.1", 1)).open(lambda reason: None)
 
     asyncio.run(case())
 
 
 def test_an_answer_may_come_in_many_reads_and_be_big() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("localhost", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("localhost", port)).open(lambda reason: None)
 
         assert [await asked(carrier), await asked(carrier), await asked(carrier)] == ["", "", ""]
         carrier.close()
@@ -194,7 +194,7 @@ def test_an_answer_may_come_in_many_reads_and_be_big() -> None:
 
 def test_an_answer_as_long_as_a_good_one_is_not_taken_for_it() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
         assert [await asked(carrier), await asked(carrier)] == ["", "500: ok"]
         carrier.close()
@@ -227,10 +227,10 @@ def test_a_load_goes_on_over_as_many_connections_as_the_server_ends() -> None:
         )
         await loop.ready(Load(concurrency=1, requests=5))
         loop.start(0)
-        assert await loop._idle_event.wait(loop.under_way, 60)
+        assert await loop._idle_event.wait(loop.in_flight, 60)
 
         window = recorder.take()
-        assert (len(window.ends_ns), window.errors, window.lost, server.connections) == (5, {}, "", 5)
+        assert (len(window.ends_ns), window.errors, window.failure, server.connections) == (5, {}, "", 5)
         loop.close()
 
     closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
@@ -243,7 +243,7 @@ def test_the_line_is_told_before_the_slot_so_that_its_next_request_goes_elsewher
         slot = Said()
         slot.end.add_done_callback(lambda end: None)
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(
-            lambda why: order.append("answered" if slot.end.done() else "line first")
+            lambda reason: order.append("answered" if slot.end.done() else "line first")
         )
         carrier.send(b"x", slot)
 
@@ -262,13 +262,13 @@ def test_the_line_is_told_before_the_slot_so_that_its_next_request_goes_elsewher
         ([OK + b"more"], "more than the answer: b'more'"),
     ],
 )
-def test_a_request_without_its_answer_is_lost(script: list[Any], why: str) -> None:
+def test_a_request_without_its_answer_is_lost(script: list[Any], reason: str) -> None:
     async def case(server: Server, port: int) -> None:
         ends: list[str] = []
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(ends.append)
 
-        assert await asked(carrier) == f"lost: {why}"
-        assert ends == [why]
+        assert await asked(carrier) == f"lost: {reason}"
+        assert ends == [reason]
 
     over_loopback(case, script)
 
@@ -289,7 +289,7 @@ def test_nobody_there_is_said_with_the_address() -> None:
         async with serving(Server([])) as port:
             pass
         with pytest.raises(ConnectionError, match=f"no connection to 127.0.0.1:{port}: "):
-            await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+            await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
     uvloop.run(case())
 
@@ -298,7 +298,7 @@ def test_a_host_that_begins_with_a_slash_is_a_unix_socket(tmp_path: Path) -> Non
     async def case() -> None:
         server = Server([[OK]])
         async with serving(server, path=str(tmp_path / "s")):
-            carrier = await HttpOpener(Target(str(tmp_path / "s"), 0)).open(lambda why: None)
+            carrier = await HttpOpener(Target(str(tmp_path / "s"), 0)).open(lambda reason: None)
             assert await asked(carrier) == ""
             carrier.close()
 
@@ -320,7 +320,7 @@ def encrypted(certificates: Certificates, host: str, tls: Tls, *, mutual: bool =
             offered.verify_mode = ssl.CERT_REQUIRED
             offered.load_verify_locations(certificates.certificate)
         async with serving(Server([[OK]]), tls=offered) as port:
-            carrier = await HttpOpener(Target(host, port, tls)).open(lambda why: None)
+            carrier = await HttpOpener(Target(host, port, tls)).open(lambda reason: None)
             said = await asked(carrier)
             carrier.close()
             return said

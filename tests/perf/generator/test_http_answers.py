@@ -50,16 +50,16 @@ def chunked(body: bytes, size: int, extension: bytes) -> bytes:
 def test_an_answer_is_the_same_in_whatever_pieces_it_comes(
     made: tuple[bytes, int, bytes, bool], cuts: list[int], behind: bytes
 ) -> None:
-    came, status, body, keep = made
+    came, status, body, keeps_alive = made
     places = sorted({0, len(came), *(cut % (len(came) + 1) for cut in cuts)})
     pieces = [came[a:b] for a, b in pairwise(places)]
     pieces[-1] += behind
     answer = Answer()
 
-    rests = [answer.take(piece) for piece in pieces]
+    rests = [answer.feed(piece) for piece in pieces]
 
     assert rests == [None] * (len(pieces) - 1) + [behind]
-    assert (answer.status, answer.text, answer.keep) == (status, body[:TEXT_BYTES], keep)
+    assert (answer.status, answer.text, answer.keeps_alive) == (status, body[:TEXT_BYTES], keeps_alive)
 
 
 @given(answers())
@@ -67,7 +67,7 @@ def test_an_answer_may_come_byte_by_byte(made: tuple[bytes, int, bytes, bool]) -
     came, status, body, _ = made
     answer = Answer()
 
-    rests = [answer.take(came[at : at + 1]) for at in range(len(came))]
+    rests = [answer.feed(came[at : at + 1]) for at in range(len(came))]
 
     assert rests == [None] * (len(came) - 1) + [b""]
     assert (answer.status, answer.text) == (status, body[:TEXT_BYTES])
@@ -79,9 +79,9 @@ def test_a_body_without_a_length_ends_with_the_connection(body: bytes, cut: int)
 
     came = b"HTTP/1.1 200 OK\r\n\r\n" + body
 
-    assert answer.take(came[:cut]) is None
-    assert answer.take(came[cut:]) is None
-    assert (answer.over(), answer.keep, answer.text) == (True, False, body[:TEXT_BYTES])
+    assert answer.feed(came[:cut]) is None
+    assert answer.feed(came[cut:]) is None
+    assert (answer.ends_with_connection(), answer.keeps_alive, answer.text) == (True, False, body[:TEXT_BYTES])
 
 
 @given(st.binary(max_size=200))
@@ -89,7 +89,7 @@ def test_whatever_comes_is_an_answer_or_a_bad_one(came: bytes) -> None:
     answer = Answer()
 
     with suppress(BadAnswerError):
-        rest = answer.take(b"HTTP/1.1 200 OK\r\n" + came)
+        rest = answer.feed(b"HTTP/1.1 200 OK\r\n" + came)
         assert rest is None or came.endswith(rest)
 
 
@@ -109,15 +109,15 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 def test_only_an_answer_of_one_head_and_a_length_may_be_known_again_by_its_head(came: bytes, plain: int) -> None:
     answer = Answer()
 
-    assert (answer.take(came), answer.plain_bytes) == (b"", plain)
+    assert (answer.feed(came), answer.plain_bytes) == (b"", plain)
 
 
 def test_a_big_body_is_not_kept() -> None:
     answer = Answer()
-    answer.take(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+    answer.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
     piece = bytes(1_000_000)
 
-    rests = [answer.take(piece) for _ in range(100)]
+    rests = [answer.feed(piece) for _ in range(100)]
 
     assert rests == [None] * 99 + [b""]
     assert len(answer.text) == TEXT_BYTES
@@ -126,10 +126,10 @@ def test_a_big_body_is_not_kept() -> None:
 def test_an_http_1_0_answer_ends_the_connection_unless_it_says_otherwise() -> None:
     old, kept = Answer(), Answer()
 
-    old.take(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
-    kept.take(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: Keep-Alive\r\n\r\n")
+    old.feed(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
+    kept.feed(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: Keep-Alive\r\n\r\n")
 
-    assert (old.keep, kept.keep) == (False, True)
+    assert (old.keeps_alive, kept.keeps_alive) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_an_http_1_0_answer_ends_the_connection_unless_it_says_otherwise() -> No
 )
 def test_what_is_no_answer_is_said_to_be_none(came: bytes) -> None:
     with pytest.raises(BadAnswerError):
-        Answer().take(came)
+        Answer().feed(came)

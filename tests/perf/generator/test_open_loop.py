@@ -10,7 +10,7 @@ from penstock.perf.generator import open_loop, reconnecting
 from penstock.perf.generator.open_loop import OpenLoop
 from penstock.perf.generator.orders import Load
 from penstock.perf.generator.pacing import LoadContext
-from tests.perf.generator.fakes import Bell, Wires, means
+from tests.perf.generator.fakes import Bell, Wires, context
 
 Case = Callable[[Wires], Awaitable[None]]
 RATE = 1e6
@@ -36,11 +36,11 @@ async def begun(given: LoadContext, load: Load) -> OpenLoop:
 
 def test_all_that_is_due_is_sent_at_once_each_on_a_connection_of_its_own() -> None:
     async def case(wires: Wires) -> None:
-        loop = await begun(means(wires), Load(rate_per_s=RATE, requests=5))
+        loop = await begun(context(wires), Load(rate_per_s=RATE, requests=5))
 
         assert wires.requests == [b"0.0", b"0.1", b"0.2", b"0.3", b"0.4"]
         assert len({wire for wire, _ in wires.sent}) == 5
-        assert loop.under_way() == 5
+        assert loop.in_flight() == 5
         loop.close()
 
     run(case)
@@ -48,7 +48,7 @@ def test_all_that_is_due_is_sent_at_once_each_on_a_connection_of_its_own() -> No
 
 def test_a_latency_counts_from_when_the_request_was_due() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         before_ns = time.monotonic_ns()
         loop = await begun(given, Load(rate_per_s=RATE, requests=5))
         for wire, _ in wires.sent:
@@ -65,17 +65,17 @@ def test_a_latency_counts_from_when_the_request_was_due() -> None:
 
 def test_without_a_free_connection_requests_wait_in_order_and_that_counts() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=5, connections=2))
         assert loop.behind_ns() > 0
         for number in (1, 1, 0, 0, 1):
             wires.opened[number].answer(9_000)
 
-        window = given.recorder.take(loop.under_way(), loop.behind_ns())
+        window = given.recorder.take(loop.in_flight(), loop.behind_ns())
         assert [wire for wire, _ in wires.sent] == [1, 0, 1, 1, 0]
         assert wires.requests == [b"0.0", b"0.1", b"0.2", b"0.3", b"0.4"]
         assert sorted(window.starts_ns.tolist()) == DUE
-        assert (window.waited, window.behind_ns, window.in_flight) == (3, 0, 0)
+        assert (window.waited_for_connection, window.behind_ns, window.in_flight) == (3, 0, 0)
         loop.close()
 
     run(case)
@@ -83,7 +83,7 @@ def test_without_a_free_connection_requests_wait_in_order_and_that_counts() -> N
 
 def test_connections_are_opened_as_they_are_needed_up_to_the_most() -> None:
     async def case(wires: Wires) -> None:
-        loop = await begun(means(wires), Load(rate_per_s=RATE, requests=60, connections=40))
+        loop = await begun(context(wires), Load(rate_per_s=RATE, requests=60, connections=40))
         for _ in range(60):
             await turns()
 
@@ -95,7 +95,7 @@ def test_connections_are_opened_as_they_are_needed_up_to_the_most() -> None:
 
 def test_the_connection_that_was_free_last_is_used_first() -> None:
     async def case(wires: Wires) -> None:
-        loop = await begun(means(wires), Load(rate_per_s=RATE, requests=3))
+        loop = await begun(context(wires), Load(rate_per_s=RATE, requests=3))
         first, second, third = (wires.opened[wire] for wire, _ in wires.sent)
         for wire in (first, third, second):
             wire.answer()
@@ -110,7 +110,7 @@ def test_the_connection_that_was_free_last_is_used_first() -> None:
 
 def test_places_of_one_connection_are_used_together() -> None:
     async def case(wires: Wires) -> None:
-        loop = await begun(means(wires), Load(rate_per_s=RATE, requests=8, connections=2))
+        loop = await begun(context(wires), Load(rate_per_s=RATE, requests=8, connections=2))
 
         assert sorted(wire for wire, _ in wires.sent) == [0, 0, 0, 0, 1, 1, 1, 1]
         loop.close()
@@ -120,7 +120,7 @@ def test_places_of_one_connection_are_used_together() -> None:
 
 def test_a_lost_connection_is_not_used_again_and_another_is_opened() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=3, connections=1))
         given.recorder.last_answer_ns = 1 << 62  # answers came since: no pause
         wires.opened[0].end("reset by peer")
@@ -135,7 +135,7 @@ def test_a_lost_connection_is_not_used_again_and_another_is_opened() -> None:
 
 def test_an_idle_connection_that_the_server_ends_is_no_error() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=1))
         for wire in wires.opened[1:-1]:
             wire.end("")
@@ -153,15 +153,15 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost(monkeypatch: pytest
     monkeypatch.setattr(reconnecting, "_PAUSE_S", 0)
 
     async def case(wires: Wires) -> None:
-        given = means(wires, dead_after_s=0)
+        given = context(wires, dead_after_s=0)
         lost = asyncio.Event()
-        given.recorder.on_failure = lambda why: lost.set()
+        given.recorder.on_failure = lambda reason: lost.set()
         loop = await begun(given, Load(rate_per_s=RATE, requests=9, connections=1))
         wires.refusing = True
         wires.opened[0].end("reset by peer")
         await lost.wait()
 
-        assert given.recorder.take().lost
+        assert given.recorder.take().failure
         loop.close()
 
     run(case)
@@ -169,14 +169,14 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost(monkeypatch: pytest
 
 def test_an_answer_that_is_an_error_is_counted_and_in_no_latency() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=2))
         wires.opened[wires.sent[0][0]].answer(7_000, "503: full")
         wires.opened[wires.sent[1][0]].answer(7_000)
 
         window = given.recorder.take()
         assert (window.errors, len(window.ends_ns), len(window.late_ns)) == ({"503: full": 1}, 1, 1)
-        assert loop.under_way() == 0
+        assert loop.in_flight() == 0
         loop.close()
 
     run(case)
@@ -184,7 +184,7 @@ def test_an_answer_that_is_an_error_is_counted_and_in_no_latency() -> None:
 
 def test_halting_waits_for_what_is_under_way_and_counts_its_answers() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=2))
         halting = asyncio.ensure_future(loop.halt())
         for wire, _ in wires.sent:
@@ -206,7 +206,7 @@ def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is(monkeypat
     much_later_us = 1e12
 
     async def case(wires: Wires) -> None:
-        loop = OpenLoop(means(wires))
+        loop = OpenLoop(context(wires))
         await loop.ready(Load(intervals_us=(0.0, 0.0, much_later_us), requests=3, connections=1))
         start_ns = time.monotonic_ns()
         loop.start(start_ns)
@@ -216,7 +216,7 @@ def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is(monkeypat
         loop.close()
 
         bell.said.clear()
-        loop = await begun(means(wires), Load(rate_per_s=RATE, requests=1))
+        loop = await begun(context(wires), Load(rate_per_s=RATE, requests=1))
         assert bell.said == ["silent"]
         loop.close()
 
@@ -227,11 +227,11 @@ def test_halting_sends_nothing_more_and_does_not_wait_for_ever(monkeypatch: pyte
     monkeypatch.setattr(open_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=9, connections=2))
         await loop.halt()
 
-        assert (len(wires.sent), loop.under_way(), given.recorder.take().errors.total()) == (2, 0, 2)
+        assert (len(wires.sent), loop.in_flight(), given.recorder.take().errors.total()) == (2, 0, 2)
         assert all(wire.closed for wire in wires.opened)
         loop.close()
 
@@ -240,7 +240,7 @@ def test_halting_sends_nothing_more_and_does_not_wait_for_ever(monkeypatch: pyte
 
 def test_what_is_not_due_waits_for_the_alarm() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = OpenLoop(given)
         await loop.ready(Load(rate_per_s=1000, requests=3))
         loop.start(time.monotonic_ns() + 1_000_000)

@@ -29,7 +29,7 @@ def test_a_server_that_is_away_for_a_moment_is_not_dead(clock: list[int]) -> Non
         wires, recorder = Wires(), Recorder()
         openings = Reconnector(wires, recorder, dead_after_s=3)
         wires.refusing = True
-        opening = asyncio.ensure_future(openings.reconnect(lambda why: None))
+        opening = asyncio.ensure_future(openings.reconnect(lambda reason: None))
         for clock[0] in (1, 2, 3):
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -46,7 +46,7 @@ def test_a_server_that_stays_away_is_dead(clock: list[int]) -> None:
         wires, recorder = Wires(), Recorder()
         openings = Reconnector(wires, recorder, dead_after_s=3)
         wires.refusing = True
-        opening = asyncio.ensure_future(openings.reconnect(lambda why: None))
+        opening = asyncio.ensure_future(openings.reconnect(lambda reason: None))
         for _ in range(10):
             await asyncio.sleep(0)
         clock[0] = 5
@@ -93,15 +93,15 @@ def test_where_trouble_lasts_the_next_connection_waits_a_little(
     recorder = Recorder()
     openings = Reconnector(Wires(), recorder, dead_after_s=3)
     openings.on_failure("reset by peer")
-    asyncio.run(openings.reconnect(lambda why: None))
+    asyncio.run(openings.reconnect(lambda reason: None))
     assert not pauses
 
     clock[0] += 1
-    asyncio.run(openings.reconnect(lambda why: None))
+    asyncio.run(openings.reconnect(lambda reason: None))
     assert len(pauses) == 1
 
     recorder.last_answer_ns = clock[0] * 1_000_000_000
-    asyncio.run(openings.reconnect(lambda why: None))
+    asyncio.run(openings.reconnect(lambda reason: None))
     assert len(pauses) == 1
 
 
@@ -118,10 +118,10 @@ def test_connections_are_made_without_a_pause_until_trouble_lasts(
         monkeypatch.setattr(asyncio, "sleep", slept)
         openings = Reconnector(Wires(), Recorder())
         openings.on_failure("the server closed the connection")
-        await openings.reconnect(lambda why: None)
+        await openings.reconnect(lambda reason: None)
         assert pauses == []
         clock[0] = 2
-        await openings.reconnect(lambda why: None)
+        await openings.reconnect(lambda reason: None)
         assert pauses == [0.5]
 
     asyncio.run(case())
@@ -131,11 +131,11 @@ def test_a_connection_that_takes_for_ever_is_given_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr(reconnecting, "_CONNECT_LIMIT_S", 0)
 
     class Silent(Wires):
-        async def open(self, lost: Any) -> Any:
+        async def open(self, on_lost: Any) -> Any:
             await asyncio.Event().wait()
 
     async def case() -> None:
         with pytest.raises(ConnectionError, match="no connection within 0 s"):
-            await Reconnector(Silent(), Recorder()).connect(lambda why: None)
+            await Reconnector(Silent(), Recorder()).connect(lambda reason: None)
 
     asyncio.run(case())

@@ -12,7 +12,7 @@ from penstock.perf.generator.closed_loop import ClosedLoop
 from penstock.perf.generator.orders import Load
 from penstock.perf.generator.pacing import EndingSlot, LoadContext, Pacing
 from penstock.perf.generator.serial_loop import SerialLoop
-from tests.perf.generator.fakes import Bell, Wires, means
+from tests.perf.generator.fakes import Bell, Wires, context
 
 RATE = Load(rate_per_s=1e6, requests=2)
 PACINGS = [
@@ -33,23 +33,27 @@ def test_responses_come_with_their_request(
         loop: Pacing = pacing(given)
         await loop.ready(load)
         loop.start(0)
-        wire = next(wire for wire in wires.opened if wire.under_way)
-        wire.under_way[0].responded([3, 4], 2)
+        wire = next(wire for wire in wires.opened if wire.in_flight)
+        wire.in_flight[0].on_responses([3, 4], 2)
         wire.answer(5)
 
         window = given.recorder.take()
-        assert (window.ends_ns.tolist(), window.earlier.tolist(), window.earlier_ns.tolist()) == ([5], [2], [3, 4])
+        assert (window.ends_ns.tolist(), window.earlier_counts.tolist(), window.earlier_ns.tolist()) == (
+            [5],
+            [2],
+            [3, 4],
+        )
         assert window.responses == 2
         loop.close()
 
     wires = Wires()
-    asyncio.run(case(means(wires), wires))
+    asyncio.run(case(context(wires), wires))
 
 
 def test_responses_to_what_ends_a_sequence_are_not_recorded() -> None:
     ended: list[bool] = []
     slot = EndingSlot(lambda: ended.append(True))
-    slot.responded([1], 2)
-    slot.answered(3, "")
+    slot.on_responses([1], 2)
+    slot.on_answer(3, "")
 
     assert ended == [True]

@@ -9,7 +9,7 @@ from penstock.perf.generator import serial_loop
 from penstock.perf.generator.orders import Load
 from penstock.perf.generator.pacing import LoadContext
 from penstock.perf.generator.serial_loop import SerialLoop
-from tests.perf.generator.fakes import Bell, Numbered, Wires, means
+from tests.perf.generator.fakes import Bell, Numbered, Wires, context
 
 RATE = 1e6
 
@@ -32,7 +32,7 @@ def load(requests: int) -> Load:
 
 def test_a_sequence_has_one_request_under_way_and_its_others_wait_for_it_alone() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, load(5))
         assert wires.sent == [(0, b"0.0"), (1, b"1.0")]
         assert loop.behind_ns() > 0
@@ -42,7 +42,7 @@ def test_a_sequence_has_one_request_under_way_and_its_others_wait_for_it_alone()
         window = given.recorder.take()
         assert wires.requests == [b"0.0", b"1.0", b"0.1", b"0.2"]
         assert window.starts_ns.tolist() == [0, 2000, 4000]
-        assert (window.waited, loop.under_way()) == (2, 1)
+        assert (window.waited_for_connection, loop.in_flight()) == (2, 1)
         loop.close()
 
     run(case)
@@ -50,7 +50,7 @@ def test_a_sequence_has_one_request_under_way_and_its_others_wait_for_it_alone()
 
 def test_a_lost_request_is_an_error_and_the_sequence_goes_on() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, load(3))
         given.recorder.last_answer_ns = 1 << 62  # answers came since: no pause
         wires.opened[0].end("reset by peer")
@@ -66,7 +66,7 @@ def test_a_lost_request_is_an_error_and_the_sequence_goes_on() -> None:
 
 def test_an_answer_that_is_an_error_is_counted_and_the_sequence_goes_on() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, load(3))
         wires.opened[0].answer(9_000, "503: full")
         wires.opened[0].answer(9_000)
@@ -84,7 +84,7 @@ def test_the_alarm_is_silent_once_all_is_sent(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(serial_loop, "alarm", lambda ring: bell)
 
     async def case(wires: Wires) -> None:
-        loop = await begun(means(wires), load(2))
+        loop = await begun(context(wires), load(2))
         assert bell.said == ["silent"]
         loop.close()
 
@@ -93,7 +93,7 @@ def test_the_alarm_is_silent_once_all_is_sent(monkeypatch: pytest.MonkeyPatch) -
 
 def test_halting_drops_what_waits_and_ends_the_sequences() -> None:
     async def case(wires: Wires) -> None:
-        given = means(wires, Numbered(sequences=True))
+        given = context(wires, Numbered(sequences=True))
         loop = await begun(given, load(6))
         halting = asyncio.ensure_future(loop.halt())
         for _ in range(2):
@@ -105,7 +105,7 @@ def test_halting_drops_what_waits_and_ends_the_sequences() -> None:
         await halting
 
         assert wires.requests == [b"0.0", b"1.0", b"0.end", b"1.end"]
-        assert (len(given.recorder.take().ends_ns), loop.under_way()) == (2, 0)
+        assert (len(given.recorder.take().ends_ns), loop.in_flight()) == (2, 0)
         loop.close()
 
     run(case)
@@ -115,11 +115,11 @@ def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(serial_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
-        given = means(wires)
+        given = context(wires)
         loop = await begun(given, load(2))
         await loop.halt()
 
-        assert (given.recorder.take().errors.total(), loop.under_way()) == (2, 0)
+        assert (given.recorder.take().errors.total(), loop.in_flight()) == (2, 0)
         assert all(wire.closed for wire in wires.opened)
         loop.close()
 

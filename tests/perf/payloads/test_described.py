@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, DescriptionError, Tensor, described
+from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, DescriptionError, Tensor, describe_model
 
 IMAGE = {"name": "image", "datatype": "FP32", "shape": [-1, 3, -1]}
 WORD = {"name": "word", "datatype": "BYTES", "shape": ["-1", "1"]}
@@ -33,7 +33,7 @@ def configured(**config: Any) -> Server:
 
 
 def test_rows_are_left_out_of_shapes_where_a_model_batches() -> None:
-    found = described(configured(), "m", "2")
+    found = describe_model(configured(), "m", "2")
 
     assert found.inputs == (Tensor("image", "FP32", (3, -1)),)
     assert found.outputs == (Tensor("word", "BYTES", (1,)),)
@@ -41,23 +41,23 @@ def test_rows_are_left_out_of_shapes_where_a_model_batches() -> None:
 
 
 def test_shapes_are_whole_where_a_model_does_not_batch() -> None:
-    found = described(configured(max_batch_size=0), "m")
+    found = describe_model(configured(max_batch_size=0), "m")
 
     assert found.inputs[0].shape == (-1, 3, -1)
     assert not found.batched
 
 
 def test_without_a_configuration_a_free_dimension_that_all_inputs_begin_with_is_rows() -> None:
-    assert described(Server({}), "m").max_batch_size == UNKNOWN_BATCH_SIZE
-    assert described(Server({}), "m").inputs[0].shape == (3, -1)
-    assert described(Server({}, inputs=[IMAGE, {**WORD, "shape": [1]}]), "m").inputs[0].shape == (-1, 3, -1)
-    assert described(Server({}, inputs=[], outputs=None), "m").max_batch_size == 0
+    assert describe_model(Server({}), "m").max_batch_size == UNKNOWN_BATCH_SIZE
+    assert describe_model(Server({}), "m").inputs[0].shape == (3, -1)
+    assert describe_model(Server({}, inputs=[IMAGE, {**WORD, "shape": [1]}]), "m").inputs[0].shape == (-1, 3, -1)
+    assert describe_model(Server({}, inputs=[], outputs=None), "m").max_batch_size == 0
 
 
 def test_numbers_written_as_text_are_numbers() -> None:
     server = Server({"m": {"max_batch_size": "4"}})
 
-    assert described(server, "m").max_batch_size == 4
+    assert describe_model(server, "m").max_batch_size == 4
 
 
 @pytest.mark.parametrize(
@@ -71,21 +71,23 @@ def test_numbers_written_as_text_are_numbers() -> None:
     ],
 )
 def test_a_scheduler_is_there_if_it_is_not_null(config: dict[str, Any], told: tuple[bool, bool]) -> None:
-    found = described(configured(**config), "m")
+    found = describe_model(configured(**config), "m")
 
     assert (found.sequences, found.dynamic_batching) == told
 
 
 def test_a_model_may_be_decoupled_and_cached() -> None:
-    found = described(configured(model_transaction_policy={"decoupled": True}, response_cache={"enable": True}), "m")
-    plain = described(configured(model_transaction_policy={"decoupled": False}, response_cache=None), "m")
+    found = describe_model(
+        configured(model_transaction_policy={"decoupled": True}, response_cache={"enable": True}), "m"
+    )
+    plain = describe_model(configured(model_transaction_policy={"decoupled": False}, response_cache=None), "m")
 
     assert (found.decoupled, found.response_cache) == (True, True)
     assert (plain.decoupled, plain.response_cache) == (False, False)
 
 
 def test_shape_tensors_and_optional_inputs_are_known_by_the_configuration() -> None:
-    found = described(configured(input=[{"name": "image", "is_shape_tensor": True, "optional": True}]), "m")
+    found = describe_model(configured(input=[{"name": "image", "is_shape_tensor": True, "optional": True}]), "m")
 
     assert found.inputs[0].shape_tensor
     assert found.inputs[0].optional
@@ -94,12 +96,12 @@ def test_shape_tensors_and_optional_inputs_are_known_by_the_configuration() -> N
 @pytest.mark.parametrize("kind", ["input", "output"])
 def test_a_tensor_of_the_configuration_that_metadata_lacks_is_an_error(kind: str) -> None:
     with pytest.raises(DescriptionError, match=f"no metadata found for {kind} tensor 'ghost'"):
-        described(configured(**{kind: [{"name": "ghost"}]}), "m")
+        describe_model(configured(**{kind: [{"name": "ghost"}]}), "m")
 
 
 def test_metadata_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(DescriptionError, match="cannot be read"):
-        described(Server({}, inputs=[{"name": "x", "datatype": "FP32"}]), "m")
+        describe_model(Server({}, inputs=[{"name": "x", "datatype": "FP32"}]), "m")
 
 
 def test_an_ensemble_is_followed_all_the_way_down_and_a_circle_ends() -> None:
@@ -114,7 +116,7 @@ def test_an_ensemble_is_followed_all_the_way_down_and_a_circle_ends() -> None:
         }
     )
 
-    found = described(server, "m")
+    found = describe_model(server, "m")
 
     assert found.composing == (("a", ""), ("c", ""), ("m", ""), ("b", "3"))
     assert found.sequences
@@ -124,7 +126,7 @@ def test_an_ensemble_is_followed_all_the_way_down_and_a_circle_ends() -> None:
 def test_what_a_model_calls_by_itself_stands_beside_what_it_is_composed_of() -> None:
     server = Server({"m": {"max_batch_size": 8}, "bls": {"sequence_batching": {}}})
 
-    found = described(server, "m", bls=[("bls", "1"), ("other", "")])
+    found = describe_model(server, "m", bls=[("bls", "1"), ("other", "")])
 
     assert found.composing == (("bls", "1"), ("other", ""))
     assert not found.sequences
@@ -133,8 +135,8 @@ def test_what_a_model_calls_by_itself_stands_beside_what_it_is_composed_of() -> 
 def test_inputs_that_metadata_does_not_name_are_told() -> None:
     server = Server({}, inputs=[], outputs=[])
 
-    found = described(server, "m", inputs=[IMAGE])
+    found = describe_model(server, "m", inputs=[IMAGE])
 
     assert (found.inputs, found.max_batch_size) == ((Tensor("image", "FP32", (3, -1)),), UNKNOWN_BATCH_SIZE)
     with pytest.raises(DescriptionError, match="--input: the server names the inputs of model 'm' itself"):
-        described(Server({}), "m", inputs=[IMAGE])
+        describe_model(Server({}), "m", inputs=[IMAGE])

@@ -17,7 +17,7 @@ import pytest
 from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.profiling.control import HttpControl
-from penstock.perf.profiling.model import ModelDescription, described
+from penstock.perf.profiling.model import ModelDescription, describe_model
 from penstock.perf.profiling.options import Input
 from penstock.server.protobuf import service_pb2
 from tests.clients import models
@@ -85,7 +85,7 @@ def named(target: Target, request: bytes) -> str:
 
 
 def model(live: Live, name: str) -> ModelDescription:
-    return described(control(live), name)
+    return describe_model(control(live), name)
 
 
 def test_strings_come_back_as_they_were_sent(live: Live, target: Target) -> None:

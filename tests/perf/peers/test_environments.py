@@ -68,8 +68,8 @@ def test_a_python_that_is_not_there_is_told() -> None:
         ([], "it said nothing"),
     ],
 )
-def test_the_reason_is_one_line(lines: list[str], why: str) -> None:
-    assert environments.failure_reason(lines) == why
+def test_the_reason_is_one_line(lines: list[str], reason: str) -> None:
+    assert environments.failure_reason(lines) == reason
 
 
 def test_only_pips_steps_are_told() -> None:

@@ -52,7 +52,9 @@ def test_any_request_that_failed_makes_the_cell_an_error() -> None:
 
 def test_a_window_without_an_answer_is_an_error() -> None:
     assert rounds.sample(window(), 0.1, 0) == (None, "no answer within 2.0 s")
-    assert rounds.sample(window(1, lost="the server closed the connection"), 0.1, 0)[1].startswith("the server closed")
+    assert rounds.sample(window(1, failure="the server closed the connection"), 0.1, 0)[1].startswith(
+        "the server closed"
+    )
 
 
 class Answering:

@@ -79,10 +79,10 @@ def test_a_cache_is_told_apart() -> None:
 
 def test_levels_that_did_not_go_well_say_so_and_are_marked() -> None:
     unstable = level(1, 10, stable=False, ended="unstable")
-    over = level(2, 10, ended=measuring.OVER)
+    exceeds_threshold = level(2, 10, ended=measuring.OVER)
     lost = level(3, 10, stable=False, settled=0, ended="the server was lost in window 2: reset")
     lost.client.errors = {"connection lost": 3}
-    out, err = printed(replace(CLOSED, rule=Rule(threshold_ms=5)), document(unstable, over, lost))
+    out, err = printed(replace(CLOSED, rule=Rule(threshold_ms=5)), document(unstable, exceeds_threshold, lost))
 
     assert err.splitlines() == [
         UNSTABLE,

@@ -159,10 +159,10 @@ def test_a_server_that_is_not_there_is_an_error_and_not_ready() -> None:
         ("127.0.0.1", ("X", "one\nline more"), "header"),
     ],
 )
-def test_what_cannot_be_asked_over_http_is_an_error(host: str, header: tuple[str, str], says: str) -> None:
+def test_what_cannot_be_asked_over_http_is_an_error(host: str, header: tuple[str, str], help_text: str) -> None:
     asking = control_for(Target(host, 1), dict([header]))
 
-    with pytest.raises(ControlError, match=says):
+    with pytest.raises(ControlError, match=help_text):
         asking.server()
 
 
@@ -170,10 +170,10 @@ def test_what_cannot_be_asked_over_http_is_an_error(host: str, header: tuple[str
     ("host", "header", "says"),
     [("a..b", ("x", "y"), "no connection to a..b:1: .*label"), ("127.0.0.1", ("x", "y" * 20_000), "header fields of")],
 )
-def test_what_cannot_be_asked_over_grpc_is_an_error(host: str, header: tuple[str, str], says: str) -> None:
+def test_what_cannot_be_asked_over_grpc_is_an_error(host: str, header: tuple[str, str], help_text: str) -> None:
     asking = control_for(Target(host, 1, grpc=GRPC), dict([header]))
 
-    with pytest.raises(ControlError, match=says):
+    with pytest.raises(ControlError, match=help_text):
         asking.server()
 
 
@@ -253,7 +253,7 @@ def test_https_is_spoken_to_whom_it_trusts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("grpc", [None, GRPC])
 def test_a_server_that_hangs_is_an_error_in_time(grpc: GrpcCall | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controls, "QUICK_S", 0.02)
+    monkeypatch.setattr(controls, "READY_TIMEOUT_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asking = control_for(Target("127.0.0.1", silent.getsockname()[1], grpc=grpc))
         with pytest.raises(ControlError, match=r"timed out|no answer within"):

@@ -54,9 +54,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def test_a_model_is_driven_and_reported(
     live: Live, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    over = live.grpc_address if "-i grpc" in words else live.address
+    exceeds_threshold = live.grpc_address if "-i grpc" in words else live.address
     files = f"-f {tmp_path / 'a.csv'} --verbose-csv --json {tmp_path / 'a.json'}"
-    status = command.main(f"-u {over} {words} {QUICK} {files}".split())
+    status = command.main(f"-u {exceeds_threshold} {words} {QUICK} {files}".split())
     printed = capsys.readouterr()
 
     assert status == 0, printed.err

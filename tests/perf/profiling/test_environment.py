@@ -49,7 +49,7 @@ def test_a_machine_without_gpus_or_proc_says_what_is_left(tmp_path: Path) -> Non
 
 
 def test_a_driver_that_hangs_is_left_behind(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(environment, "_GPU_TIMEOUT_S", 0.01)
     hang = threading.Event()
 
     def hanging() -> tuple[list[dict[str, Any]], str]:

@@ -46,7 +46,7 @@ def test_requests_of_each_level_stand_in_perf_analyzers_form(tmp_path: Path) -> 
 def test_each_response_of_a_decoupled_model_has_its_time(tmp_path: Path) -> None:
     export = Export()
     export.on_level_start(Offered("concurrency", 1))
-    part = window([100, 200], earlier=np.array([2, 0], np.int64), responses=2)
+    part = window([100, 200], earlier_counts=np.array([2, 0], np.int64), responses=2)
     part.earlier_ns = part.starts_ns[0] + np.array([10, 20], np.int64)
     export.on_window(part, measuring.client(part))
 

@@ -50,7 +50,7 @@ def test_a_walk_ends_with_the_first_level_that_does_not_go_well(start: int, end:
 @given(st.integers(1, 100), st.integers(1, 1000), st.integers(1, 50), st.integers(1, 1200))
 def test_halving_finds_the_limit_to_within_its_step(start: int, length: int, step: int, limit: int) -> None:
     end = start + length
-    visited = walked(load_search.halving(Range(start, end, step), whole=True), lambda value: value < limit)
+    visited = walked(load_search.halving(Range(start, end, step), integer=True), lambda value: value < limit)
 
     if start >= limit:
         assert visited == [start]
@@ -65,14 +65,14 @@ def test_halving_finds_the_limit_to_within_its_step(start: int, length: int, ste
 @given(st.floats(1, 1e4), st.floats(0, 1e4), st.floats(0.5, 100))
 def test_halving_rates_ends(start: float, length: float, step: float) -> None:
     visited = walked(
-        load_search.halving(Range(start, start + length, step), whole=False), lambda value: value < start + 1
+        load_search.halving(Range(start, start + length, step), integer=False), lambda value: value < start + 1
     )
 
     assert len(visited) <= 2 + 20
 
 
 def test_halving_ends_where_there_is_no_number_between() -> None:
-    assert len(walked(load_search.halving(Range(1, 2, 1e-300), whole=False), lambda value: value < 1.5)) < 60
+    assert len(walked(load_search.halving(Range(1, 2, 1e-300), integer=False), lambda value: value < 1.5)) < 60
 
 
 def test_a_single_level_is_visited_once() -> None:

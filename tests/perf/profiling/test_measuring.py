@@ -76,7 +76,7 @@ def test_a_level_whose_percentile_is_over_the_threshold_is_over_it() -> None:
 
 
 def test_a_level_that_is_interrupted_keeps_what_it_has() -> None:
-    level = measure(Scripted(window([100] * 20)), FOUR, QUICK, watching=Told(stop_after=2))
+    level = measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=Told(stop_after=2))
 
     assert (level.stable, level.ended, level.settled) == (False, INTERRUPTED, 3)
     assert level.client.requests > 0
@@ -85,7 +85,7 @@ def test_a_level_that_is_interrupted_keeps_what_it_has() -> None:
 def test_a_server_that_dies_is_reported_and_not_averaged() -> None:
     good, silent = window([100] * 20), window([])
     dying = window([100] * 5, errors=Counter({"connection lost: reset": 4}))
-    dead = window([], lost="connection refused")
+    dead = window([], failure="connection refused")
     level = measure(Scripted(good, good, dying, silent, dead), FOUR, replace(QUICK, percentage=0))
 
     assert (level.stable, level.settled) == (False, 0)
@@ -108,14 +108,14 @@ def test_windows_shorter_than_the_time_between_requests_are_no_silence_of_the_se
             window([], errors=Counter({UNANSWERED: 4})),
             f"the server stopped answering in window 3: {UNANSWERED}",
         ),
-        (window([], lost="connection refused"), "the server was lost in window 3: connection refused"),
+        (window([], failure="connection refused"), "the server was lost in window 3: connection refused"),
     ],
 )
 @pytest.mark.parametrize("stop_after", [1000, 3])
-def test_a_server_that_dies_in_the_last_window_is_reported_too(after: Window, why: str, stop_after: int) -> None:
-    level = measure(Scripted(window([100] * 20), after=after), FOUR, QUICK, watching=Told(stop_after))
+def test_a_server_that_dies_in_the_last_window_is_reported_too(after: Window, reason: str, stop_after: int) -> None:
+    level = measure(Scripted(window([100] * 20), after=after), FOUR, QUICK, listener=Told(stop_after))
 
-    assert (level.stable, level.settled, level.ended) == (False, 0, why)
+    assert (level.stable, level.settled, level.ended) == (False, 0, reason)
 
 
 def test_a_server_that_never_answers_is_no_window_too_short() -> None:
@@ -185,7 +185,7 @@ def test_warming_up_sends_so_many_before_the_first_window() -> None:
 
 def test_a_mark_stands_before_the_first_window_and_after_each() -> None:
     told = Told()
-    measure(Scripted(window([100] * 20)), FOUR, QUICK, watching=told)
+    measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=told)
 
     assert told.words == ["began", "marked", "marked", "passed", "marked", "passed", "marked", "passed"]
 
@@ -219,8 +219,10 @@ def test_a_percentile_that_was_asked_for_is_told_beside_the_others() -> None:
 
 
 def test_responses_are_told_of_where_a_request_has_several() -> None:
-    one = measuring.client(window([100], earlier=np.array([0], np.int64), responses=1))
-    several = measuring.client(window([100], earlier=np.array([2], np.int64), earlier_ns=np.ones(2), responses=3))
+    one = measuring.client(window([100], earlier_counts=np.array([0], np.int64), responses=1))
+    several = measuring.client(
+        window([100], earlier_counts=np.array([2], np.int64), earlier_ns=np.ones(2), responses=3)
+    )
 
     assert (one.responses_per_s, several.responses_per_s) == (None, 3.0)
 

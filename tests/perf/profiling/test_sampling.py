@@ -23,9 +23,15 @@ from penstock.perf.profiling import sampling
 from penstock.perf.profiling.control import ControlError
 from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.options import Options
-from penstock.perf.profiling.sampling_metrics import Page, PageError, lines, series
-from penstock.perf.profiling.sampling_processes import NotFoundError, ProcessTree, addresses, is_here, listening
-from penstock.perf.profiling.sampling_readers import SourceReader, within
+from penstock.perf.profiling.sampling_metrics import MetricsPage, MetricsPageError, metric_lines, parse_page
+from penstock.perf.profiling.sampling_processes import (
+    NotFoundError,
+    ServerProcesses,
+    addresses,
+    is_local_host,
+    listening,
+)
+from penstock.perf.profiling.sampling_readers import SourceReader, read_within
 from penstock.perf.profiling.sampling_series import Reading, gpus, samples
 from penstock.perf.reports.document import Client, Level, Offered
 from penstock.server.gpus import nvml
@@ -111,7 +117,7 @@ nv_inference_count{model="nv_gpu_utilization"} 4
 
 
 def test_a_page_tells_of_gpus_and_of_the_machine_and_lines_that_are_none_are_passed_over() -> None:
-    assert series(PAGE) == {
+    assert parse_page(PAGE) == {
         "gpu.GPU-1.utilization": 0.37,
         "gpu.GPU-1.power_w": 123,
         "gpu.GPU-1.memory_bytes": 85899345920,
@@ -122,13 +128,13 @@ def test_a_page_tells_of_gpus_and_of_the_machine_and_lines_that_are_none_are_pas
 
 
 def test_a_page_of_other_metrics_has_no_series_and_is_a_page() -> None:
-    assert series('up{job="x"} 1\n') == {}
+    assert parse_page('up{job="x"} 1\n') == {}
 
 
 @pytest.mark.parametrize("text", ["", "<html>no</html>", "# only\n# comments\n"], ids=["empty", "html", "comments"])
 def test_what_is_no_page_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(PageError, match="no metrics"):
-        series(text)
+    with pytest.raises(MetricsPageError, match="no metrics"):
+        parse_page(text)
 
 
 labels = st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), st.text(), max_size=3)
@@ -154,12 +160,12 @@ def written(name: str, labelled: Mapping[str, str], value: float) -> str:
 def test_a_page_is_read_as_it_was_written(rows: list[tuple[str, dict[str, str], float]]) -> None:
     text = "\n".join(written(*row) for row in rows)
 
-    assert list(lines(text)) == rows
+    assert list(metric_lines(text)) == rows
 
 
 @given(st.text() | st.lists(st.sampled_from([*PAGE, "\\", '"', "{", "}"])).map("".join))
 def test_no_text_makes_the_parser_fail(text: str) -> None:
-    list(lines(text))
+    list(metric_lines(text))
 
 
 @contextmanager
@@ -187,18 +193,18 @@ def served(status: int, content: bytes) -> Iterator[int]:
 @pytest.mark.parametrize("scheme", ["", "http://"], ids=["bare", "http"])
 def test_a_page_is_fetched_with_or_without_its_scheme(scheme: str) -> None:
     with served(200, PAGE.encode()) as port:
-        assert Page(f"{scheme}127.0.0.1:{port}/metrics").read()["gpu.GPU-1.utilization"] == 0.37
+        assert MetricsPage(f"{scheme}127.0.0.1:{port}/metrics").read()["gpu.GPU-1.utilization"] == 0.37
 
 
 def test_a_page_that_is_not_there_is_said_to_be_none() -> None:
-    with served(404, b"no") as port, pytest.raises(PageError, match="404 Not Found"):
-        Page(f"127.0.0.1:{port}").read()
+    with served(404, b"no") as port, pytest.raises(MetricsPageError, match="404 Not Found"):
+        MetricsPage(f"127.0.0.1:{port}").read()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1/metrics", "http://[", "localhost:port/x", "", "http://"])
 def test_a_url_that_leads_nowhere_is_said_to(url: str) -> None:
-    with pytest.raises(PageError):
-        Page(url).read()
+    with pytest.raises(MetricsPageError):
+        MetricsPage(url).read()
 
 
 # -- looking
@@ -214,15 +220,15 @@ def test_what_hangs_is_left_behind_and_asked_again_only_once_it_is_back() -> Non
 
     looker = SourceReader({"driver": hanging, "machine": lambda: {"quick": 2}})
 
-    assert looker.look(0.01).values == {"quick": 2}
-    assert looker.whys == {"driver": "no answer within 0.01 s"}
-    assert looker.look(0.01).values == {"quick": 2}
+    assert looker.read_all(0.01).values == {"quick": 2}
+    assert looker.reasons == {"driver": "no answer within 0.01 s"}
+    assert looker.read_all(0.01).values == {"quick": 2}
     assert len(asked) == 1
     hang.set()
     while len(asked) == 1:
-        found = looker.look(10).values
+        found = looker.read_all(10).values
     assert found == {"late": 1, "quick": 2}
-    assert looker.whys == {}
+    assert looker.reasons == {}
 
 
 def test_a_source_that_fails_says_why_and_the_others_are_read() -> None:
@@ -231,15 +237,15 @@ def test_a_source_that_fails_says_why_and_the_others_are_read() -> None:
 
     looker = SourceReader({"a": failing, "b": lambda: {"x": 1}})
 
-    assert looker.look().values == {"x": 1}
-    assert looker.whys == {"a": "no such driver"}
+    assert looker.read_all().values == {"x": 1}
+    assert looker.reasons == {"a": "no such driver"}
 
 
 def test_what_takes_too_long_gives_nothing() -> None:
     hang = threading.Event()
 
-    assert within(0.01, hang.wait) is None
-    assert within(10, lambda: 5) == 5
+    assert read_within(0.01, hang.wait) is None
+    assert read_within(10, lambda: 5) == 5
     hang.set()
 
 
@@ -281,8 +287,8 @@ class Proc:
         for name in ("stat", "statm"):
             (self.folder / str(pid) / name).unlink()
 
-    def family(self, port: int = 8000, own: int = 900) -> ProcessTree:
-        return ProcessTree(port, {"127.0.0.1"}, self.folder, own)
+    def family(self, port: int = 8000, own: int = 900) -> ServerProcesses:
+        return ServerProcesses(port, {"127.0.0.1"}, self.folder, own)
 
 
 @pytest.fixture
@@ -359,23 +365,23 @@ def test_cpu_is_of_all_that_are_or_were_and_memory_of_those_that_are(proc: Proc)
     ],
     ids=["nobody", "connected", "another user's", "forwarded", "this process"],
 )
-def test_whose_processes_cannot_be_told_is_said(proc: Proc, arrange: Any, why: str) -> None:
+def test_whose_processes_cannot_be_told_is_said(proc: Proc, arrange: Any, reason: str) -> None:
     arrange(proc)
 
-    with pytest.raises(NotFoundError, match=why):
+    with pytest.raises(NotFoundError, match=reason):
         proc.family()
 
 
 def test_without_a_proc_nothing_is_known(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        ProcessTree(8000, {"127.0.0.1"}, tmp_path)
+        ServerProcesses(8000, {"127.0.0.1"}, tmp_path)
 
 
 def test_this_machine_is_known_by_its_addresses() -> None:
     assert addresses("127.0.0.1") == {"127.0.0.1"}
-    assert is_here("localhost")
-    assert not is_here("192.0.2.1")
-    assert not is_here("no.such.host.invalid")
+    assert is_local_host("localhost")
+    assert not is_local_host("192.0.2.1")
+    assert not is_local_host("no.such.host.invalid")
 
 
 def test_a_real_server_is_found_by_its_port() -> None:
@@ -387,7 +393,7 @@ def test_a_real_server_is_found_by_its_port() -> None:
         [sys.executable, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
-        family = ProcessTree(int(child.stdout.readline()), {"127.0.0.1"})
+        family = ServerProcesses(int(child.stdout.readline()), {"127.0.0.1"})
 
         assert family.pids() == [child.pid]
         assert family.read()["server.rss_bytes"] > 1 << 20
@@ -519,7 +525,7 @@ def test_a_page_that_was_asked_for_and_cannot_be_had_is_noted(proc: Proc) -> Non
 
 def test_a_port_of_this_very_process_is_not_taken_for_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(NotFoundError, match="this very process"):
-        ProcessTree(listener.getsockname()[1], {"127.0.0.1"})
+        ServerProcesses(listener.getsockname()[1], {"127.0.0.1"})
 
 
 def test_a_unix_socket_is_found_by_its_path(proc: Proc) -> None:
@@ -531,4 +537,4 @@ def test_a_unix_socket_is_found_by_its_path(proc: Proc) -> None:
     )
     proc.run(70, 1, sockets=(77,))
 
-    assert ProcessTree(0, addresses("/run/a b.sock"), proc.folder, 900).pids() == [70]
+    assert ServerProcesses(0, addresses("/run/a b.sock"), proc.folder, 900).pids() == [70]

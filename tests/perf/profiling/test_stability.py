@@ -58,12 +58,12 @@ def test_the_same_three_times_is_stable_at_zero_percent(passes: list[WindowFigur
 def test_a_window_at_the_threshold_is_over_it_once_there_are_three() -> None:
     passes = [WindowFigures(1, 1e6), WindowFigures(1, 5e6), WindowFigures(1, 1e6)]
 
-    assert stability.over(passes, 5)
-    assert not stability.over(passes, 5.1)
-    assert not stability.over(passes[:2], 5)
-    assert not stability.over(passes, 0)
-    assert stability.over(passes, 0.5)
-    assert not stability.over([*passes, *[WindowFigures(1, 1e6)] * 3], 5)
+    assert stability.exceeds_threshold(passes, 5)
+    assert not stability.exceeds_threshold(passes, 5.1)
+    assert not stability.exceeds_threshold(passes[:2], 5)
+    assert not stability.exceeds_threshold(passes, 0)
+    assert stability.exceeds_threshold(passes, 0.5)
+    assert not stability.exceeds_threshold([*passes, *[WindowFigures(1, 1e6)] * 3], 5)
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=50), st.integers(1, 99))

@@ -67,8 +67,8 @@ def test_what_is_kept_is_told_by_the_last_comparison() -> None:
         (SearchResult(), "the server died", "It failed: the server died. No other setting was tried."),
     ],
 )
-def test_what_is_not_so_is_not_told(found: SearchResult, failed: str, says: str) -> None:
-    assert says in conclusion(evidence_of(found, failed))
+def test_what_is_not_so_is_not_told(found: SearchResult, failed: str, help_text: str) -> None:
+    assert help_text in conclusion(evidence_of(found, failed))
 
 
 def test_the_terminal_has_a_row_for_each_trial() -> None:

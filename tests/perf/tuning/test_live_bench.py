@@ -64,7 +64,7 @@ class Machine:
         if self.failing:
             made.errors["503: busy"] = self.failing
         if not self.lives:
-            made.lost = "connection refused"
+            made.failure = "connection refused"
         return made
 
     def count(self) -> int:
