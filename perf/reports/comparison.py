@@ -12,12 +12,12 @@ from typing import Any
 from .document import Document, Level
 from .findings import fault
 from .formats import NOTHING
-from .markup import flat
+from .markup import flatten
 
 _COMPARABLE = {"model": "models", "client batch": "client batches", "protocol": "protocols", "machine": "machines"}
 """What must be equal for a ratio to reflect the servers only, and its name in warnings."""
 
-_ELSEWHERE = {"url", "csv", "json", "html", "export"}
+_IGNORED_OPTIONS = {"url", "csv", "json", "html", "export"}
 """Options that are reported elsewhere, or only name output files."""
 
 
@@ -46,9 +46,9 @@ class Pair:
     level: Level
     base: Level
 
-    def ratio(self, of: str) -> float | None:
+    def ratio(self, figure: str) -> float | None:
         """Return a ratio: `throughput`, `cpu` (of the server, per request), `energy`, or a latency such as p99."""
-        return _divided(_figure(self.level, of), _figure(self.base, of))
+        return _quotient(_figure(self.level, figure), _figure(self.base, figure))
 
     @property
     def doubt(self) -> str:
@@ -56,8 +56,8 @@ class Pair:
         return fault(self.level) or fault(self.base)
 
 
-def _figure(level: Level, of: str) -> float | None:
-    match of:
+def _figure(level: Level, figure: str) -> float | None:
+    match figure:
         case "throughput":
             return level.client.rows_per_s
         case "cpu":
@@ -65,20 +65,20 @@ def _figure(level: Level, of: str) -> float | None:
         case "energy":
             return level.energy_j_per_1000
         case _:
-            return level.client.latency_us.get(of)
+            return level.client.latency_us.get(figure)
 
 
-def _divided(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None
 
 
-def runs(named: Sequence[tuple[str, Document]]) -> list[Run]:
+def runs(documents: Sequence[tuple[str, Document]]) -> list[Run]:
     """Give runs unique names, by numbering equal ones."""
-    found: list[Run] = []
-    for name, document in named:
-        alike = sum(each.name == name or each.name.startswith(f"{name} (") for each in found)
-        found.append(Run(f"{name} ({alike + 1})" if alike else name, document))
-    return found
+    runs_found: list[Run] = []
+    for name, document in documents:
+        same_name_count = sum(each.name == name or each.name.startswith(f"{name} (") for each in runs_found)
+        runs_found.append(Run(f"{name} ({same_name_count + 1})" if same_name_count else name, document))
+    return runs_found
 
 
 def _parts(document: Document) -> dict[str, dict[str, Any]]:
@@ -92,42 +92,42 @@ def _parts(document: Document) -> dict[str, dict[str, Any]]:
         "server": {"at": document.url, **document.server},
         "machine": document.machine,
         "versions": document.versions,
-        "options": {name: each for name, each in document.options.items() if name not in _ELSEWHERE},
+        "options": {name: each for name, each in document.options.items() if name not in _IGNORED_OPTIONS},
     }
 
 
 def differences(compared: Sequence[Run]) -> list[Difference]:
     """Return what differs between the runs, in order of importance."""
-    every = [{part: flat(pairs) for part, pairs in _parts(run.document).items()} for run in compared]
-    found = []
-    for part in every[0]:
-        names = dict.fromkeys(name for each in every for name in each[part])
+    flattened = [{part: flatten(pairs) for part, pairs in _parts(run.document).items()} for run in compared]
+    differences_found = []
+    for part in flattened[0]:
+        names = dict.fromkeys(name for each in flattened for name in each[part])
         for name in names:
-            values = tuple(each[part].get(name, NOTHING) for each in every)
+            values = tuple(each[part].get(name, NOTHING) for each in flattened)
             if len(set(values)) > 1:
-                found.append(Difference(part, name, values))
-    return found
+                differences_found.append(Difference(part, name, values))
+    return differences_found
 
 
 def warnings(compared: Sequence[Run]) -> list[str]:
     """Say why the runs cannot be compared, or only with care; empty if they can."""
-    found = []
-    told = differences(compared)
-    for part, words in _COMPARABLE.items():
-        names = [each.name for each in told if each.part == part]
+    lines = []
+    all_differences = differences(compared)
+    for part, plural in _COMPARABLE.items():
+        names = [each.name for each in all_differences if each.part == part]
         if names:
-            which = f" ({', '.join(filter(None, names))})" if any(names) else ""
-            found.append(f"The runs are of different {words}{which}: their ratios are not of the servers alone.")
+            which_ones = f" ({', '.join(filter(None, names))})" if any(names) else ""
+            lines.append(f"The runs are of different {plural}{which_ones}: their ratios are not of the servers alone.")
     kinds = {level.offered.kind for run in compared for level in run.document.levels}
     if not pairs(compared) and len(compared) > 1:
-        found.append("No load is in the first run and in another: there is no ratio to give.")
+        lines.append("No load is in the first run and in another: there is no ratio to give.")
     elif len(kinds) > 1:
-        found.append("Not all levels are of the same kind of load.")
+        lines.append("Not all levels are of the same kind of load.")
     for run in compared:
         if run.document.failed or run.document.interrupted:
             reason = run.document.failed or "it was interrupted"
-            found.append(f"{run.name} ended before its time: {reason}.")
-    return found
+            lines.append(f"{run.name} ended before its time: {reason}.")
+    return lines
 
 
 def pairs(compared: Sequence[Run]) -> list[Pair]:
@@ -135,13 +135,13 @@ def pairs(compared: Sequence[Run]) -> list[Pair]:
     base: dict[tuple[str, float, str], Level] = {}
     for level in compared[0].document.levels:
         base.setdefault(_load(level), level)
-    found = [
+    pairs_found = [
         Pair(run, level, base[_load(level)])
         for run in compared[1:]
         for level in run.document.levels
         if _load(level) in base
     ]
-    return sorted(found, key=lambda pair: pair.level.offered.value)
+    return sorted(pairs_found, key=lambda pair: pair.level.offered.value)
 
 
 def _load(level: Level) -> tuple[str, float, str]:

@@ -113,7 +113,7 @@ class Browser:
         got = os.read(self._told, 1 << 16) if ready else b""
         if not got:
             raise TimeoutError("the browser says nothing")
-        *whole, self._rest = (self._rest + got).split(b"\0")
+        *whole, self._rest = (self._rest + got).time_split(b"\0")
         for each in map(json.loads, whole):
             if "id" in each:
                 self._answers[each["id"]] = each

@@ -39,7 +39,7 @@ def client(latencies_us: np.ndarray, seconds: float, errors: dict[str, int] | No
 
 def level(concurrency: int, seed: int = 0, speed: float = 1.0, server: bool = True, gpu: bool = True) -> Level:
     """One level of a closed loop of a server that runs batches of up to 16 rows in 0.6 ms and 0.11 ms a row."""
-    drawn = np.random.default_rng(seed + concurrency)
+    embed_figures = np.random.default_rng(seed + concurrency)
     rows = min(max(concurrency / 2, 1), 16)
     infer = (600 + 110 * rows) / speed
     per_s = min(concurrency / (infer + 260) * 1e6, rows / infer * 1e6 * 0.97)
@@ -48,22 +48,24 @@ def level(concurrency: int, seed: int = 0, speed: float = 1.0, server: bool = Tr
     windows = []
     for at in range(5 if concurrency > 4 else 3):
         warm = 1.25 if at == 0 else 1.0
-        each = int(per_s / warm * seconds * drawn.normal(1, 0.008))
-        took = drawn.gamma(9, mean * warm / 9, each) * np.where(drawn.random(each) < 0.006, 3.2, 1.0)
+        each = int(per_s / warm * seconds * embed_figures.normal(1, 0.008))
+        took = embed_figures.gamma(9, mean * warm / 9, each) * np.where(embed_figures.random(each) < 0.006, 3.2, 1.0)
         windows.append(client(took, seconds))
-    settled = drawn.gamma(9, mean / 9, int(per_s * 0.9)) * np.where(drawn.random(int(per_s * 0.9)) < 0.006, 3.2, 1.0)
+    settled = embed_figures.gamma(9, mean / 9, int(per_s * 0.9)) * np.where(
+        embed_figures.random(int(per_s * 0.9)) < 0.006, 3.2, 1.0
+    )
     whole = client(settled, 0.9)
     waited = max(whole.latency_us["mean"] - infer - 180, 20.0)
     sampled = len(windows) * 2
     samples = Samples([0.5 * (at + 1) for at in range(sampled)])
     busy = min(per_s * infer / rows / 1e6, 0.99)
     if gpu:
-        samples.series[f"gpu.{GPU}.utilization"] = _around(drawn, busy, sampled, 1.0)
-        samples.series[f"gpu.{GPU}.power_w"] = _around(drawn, 90 + 240 * busy, sampled)
+        samples.series[f"gpu.{GPU}.utilization"] = _around(embed_figures, busy, sampled, 1.0)
+        samples.series[f"gpu.{GPU}.power_w"] = _around(embed_figures, 90 + 240 * busy, sampled)
         samples.series[f"gpu.{GPU}.memory_bytes"] = [6.1e9 + 2e8 * rows] * sampled
         samples.series[f"gpu.{GPU}.memory_total_bytes"] = [80e9] * sampled
-    samples.series["cpu.utilization"] = _around(drawn, 0.2 + 0.5 * busy, sampled)
-    samples.series["server.cores"] = _around(drawn, 0.3 + 1.1 * busy, sampled)
+    samples.series["cpu.utilization"] = _around(embed_figures, 0.2 + 0.5 * busy, sampled)
+    samples.series["server.cores"] = _around(embed_figures, 0.3 + 1.1 * busy, sampled)
     samples.series["server.rss_bytes"] = [8.2e8 + 3e6 * at for at in range(sampled)]
     return Level(
         Offered("concurrency", concurrency),
@@ -79,8 +81,10 @@ def level(concurrency: int, seed: int = 0, speed: float = 1.0, server: bool = Tr
     )
 
 
-def _around(drawn: np.random.Generator, mean: float, count: int, most: float | None = None) -> list[float | None]:
-    return [float(value) for value in np.clip(drawn.normal(mean, mean * 0.04, count), 0, most)]
+def _around(
+    embed_figures: np.random.Generator, mean: float, count: int, most: float | None = None
+) -> list[float | None]:
+    return [float(value) for value in np.clip(embed_figures.normal(mean, mean * 0.04, count), 0, most)]
 
 
 def _side(seen: Client, rows: float, infer_us: float, queue_us: float) -> ServerSide:

@@ -135,7 +135,7 @@ def test_files_of_one_name_can_be_told_apart() -> None:
 def test_the_terminal_is_told_what_differs_before_the_figures() -> None:
     other = run(3, 1.3)
     other.versions["penstock"] = "0.2.0"
-    said = console.several(two(other))
+    said = console.describe_comparison(two(other))
 
     assert said.index("What differs:") < said.index("versions, penstock") < said.index("Ratios to a:")
     assert "1.30×" in said  # noqa: RUF001
@@ -144,13 +144,13 @@ def test_the_terminal_is_told_what_differs_before_the_figures() -> None:
 def test_the_terminal_is_moved_by_nothing_that_a_server_says() -> None:
     document = run(name="\x1b[2J\ud800")
 
-    assert "\x1b" not in console.single(document)
-    console.single(document).encode("utf-8")
-    assert "\x1b" not in console.several(two(document))
+    assert "\x1b" not in console.describe_run(document)
+    console.describe_run(document).encode("utf-8")
+    assert "\x1b" not in console.describe_comparison(two(document))
 
 
 def test_one_run_in_the_terminal_marks_its_knee_and_what_is_no_part_of_the_curve() -> None:
-    lines = console.single(run()).splitlines()
+    lines = console.describe_run(run()).splitlines()
 
     assert [line.split()[0] for line in lines if line.endswith("knee")] == ["8"]
     assert [line.split()[0] for line in lines if line.endswith("not part of the curve")] == ["96", "128", "192"]

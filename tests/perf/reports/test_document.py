@@ -52,7 +52,7 @@ def test_what_is_written_is_read_again(document: Document) -> None:
 
 
 def _read(found: Any) -> Document:
-    made: Document = documents._made(Document, found, "")
+    made: Document = documents._make(Document, found, "")
     return made
 
 
@@ -66,11 +66,11 @@ def test_a_made_up_run_survives_a_file(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown field": (
-        lambda found: found.update(colour="red"),
+        lambda found: found.update(scale_color="red"),
         "colour: not known; was it made by a later penstock?",
     ),
     "an unknown field inside": (
-        lambda found: found["levels"][1]["client"].update(colour="red"),
+        lambda found: found["levels"][1]["client"].update(scale_color="red"),
         "levels[1].client.colour: not known",
     ),
     "a missing field": (lambda found: found["model"].pop("name"), "model.name: missing"),

@@ -62,9 +62,9 @@ def test_the_curve_is_drawn_with_a_point_for_each_level(shown: Opened) -> None:
 
 
 def test_every_figure_has_something_in_it(shown: Opened) -> None:
-    drawn = """Object.fromEntries([...document.querySelectorAll('.chart')].map(chart =>
+    embed_figures = """Object.fromEntries([...document.querySelectorAll('.chart')].map(chart =>
         [chart.id, chart.querySelectorAll('.point, .js-line, .hm image').length]))"""
-    found = shown.value(drawn)
+    found = shown.value(embed_figures)
 
     assert set(found) == {
         f"chart-{name}"

@@ -61,7 +61,7 @@ def _figures(document: Document) -> dict[str, Figure]:
 def test_every_figure_is_one_that_plotly_takes() -> None:
     first, second = run(), run(5, 1.3)
     compared = comparison.runs([("a", first), ("b", second)])
-    every = [*_figures(first).values(), comparison_page.overlaid(compared), comparison_page._ratios(compared)]
+    every = [*_figures(first).values(), comparison_page.overlaid_curves(compared), comparison_page._ratios(compared)]
 
     assert len(every) == 11
     for figure in every:
@@ -86,7 +86,7 @@ def test_a_page_carries_the_run_that_it_shows() -> None:
 
 
 def test_levels_with_a_fault_are_crosses_and_not_part_of_the_line() -> None:
-    shown = charts.curve(run(), None)
+    shown = charts.latency_curve(run(), None)
 
     assert shown
     lines, crosses = shown.traces[:4], shown.traces[4]
@@ -113,12 +113,12 @@ def test_whatever_a_run_calls_itself_is_text(words: str) -> None:
     side = document.levels[5].server
     assert side
     side.composing = {words: ServerSide(1, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)}
-    plain = Read(page.page(run()))
+    escape_markup = Read(page.page(run()))
     read = Read(page.page(document))
 
     kinds = [tag for tag, _ in read.elements]
-    assert {"img", "b"} & set(kinds) - {tag for tag, _ in plain.elements} == set()
-    assert kinds.count("script") == [tag for tag, _ in plain.elements].count("script")
+    assert {"img", "b"} & set(kinds) - {tag for tag, _ in escape_markup.elements} == set()
+    assert kinds.count("script") == [tag for tag, _ in escape_markup.elements].count("script")
     assert not [name for _, told in read.elements for name in told if name.startswith("on")]
     assert read.carried["document"]["model"]["name"] == words
     assert "\x1b" not in read.text
@@ -128,11 +128,11 @@ def test_whatever_a_run_calls_itself_is_text(words: str) -> None:
 def test_what_plotly_would_read_as_markup_is_text() -> None:
     document = run()
     document.levels[2].stable, document.levels[2].ended = False, HOSTILE
-    shown = charts.curve(document, None)
+    shown = charts.latency_curve(document, None)
 
     assert shown
     assert not re.search("<(?!br>|extra>|/extra>)", json.dumps(shown.traces))
-    compared = comparison_page.overlaid(comparison.runs([(HOSTILE, document)]))
+    compared = comparison_page.overlaid_curves(comparison.runs([(HOSTILE, document)]))
     assert compared
     assert not re.search("<(?!br>|extra>|/extra>)", json.dumps(compared.traces))
 
@@ -188,9 +188,9 @@ def test_the_knee_is_explained_and_its_place_at_an_end_is_said() -> None:
 
 def test_the_spreads_that_the_script_counts_in_hold_every_request() -> None:
     document = run()
-    carried = Read(page.page(document)).carried["spreads"]
+    embed_json = Read(page.page(document)).carried["spreads"]
 
-    assert [sum(each["counts"]) for each in carried] == [level.client.requests for level in document.levels[:7]]
+    assert [sum(each["counts"]) for each in embed_json] == [level.client.requests for level in document.levels[:7]]
 
 
 def test_samples_with_holes_leave_holes() -> None:
@@ -199,7 +199,7 @@ def test_samples_with_holes_leave_holes() -> None:
     assert samples
     samples.series["server.cores"][1] = None
     samples.series["odd.<b>"] = []
-    shown = timelines.traced(document)
+    shown = timelines.sample_timelines(document)
 
     assert shown
     cores = next(trace for trace in shown.traces if trace["name"] == "server, cores")
@@ -213,7 +213,7 @@ def test_nothing_sampled_is_nothing_drawn() -> None:
         level.samples = None
         level.windows = []
 
-    assert timelines.traced(document) is None
+    assert timelines.sample_timelines(document) is None
     assert timelines.windows(document) is None
 
 
