@@ -26,7 +26,7 @@ def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_the_handler_gives_what_is_expected_of_both_sides() -> None:
+def test_the_handler_gives_the_expected_answer() -> None:
     names: dict[str, Any] = {}
     exec(HANDLER, names)
 
@@ -35,17 +35,17 @@ def test_the_handler_gives_what_is_expected_of_both_sides() -> None:
     assert (said["status_code"], said["content"]) == (200, ANSWER)
 
 
-def test_a_request_is_read_whole() -> None:
+def test_a_request_is_read_completely() -> None:
     headers = {"host": "a", "content-type": "text/plain", "content-length": "5"}
 
     assert read_request(io.BytesIO(REQUEST)) == ("PUT", headers, b"hello")
 
 
-def test_a_connection_that_brings_nothing_is_no_request() -> None:
+def test_a_connection_without_data_is_not_a_request() -> None:
     assert read_request(io.BytesIO()) is None
 
 
-def test_the_front_hands_a_request_to_the_runtime_and_its_answer_back(
+def test_the_front_passes_a_request_to_the_runtime_and_returns_its_answer(
     tmp_path: Path, wire: tuple[socket.socket, socket.socket]
 ) -> None:
     content = tmp_path / "content"
@@ -66,7 +66,7 @@ def test_the_front_hands_a_request_to_the_runtime_and_its_answer_back(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_front_answers_what_fails_in_the_runtime(tmp_path: Path, wire: tuple[socket.socket, socket.socket]) -> None:
+def test_the_front_answers_failures_of_the_runtime(tmp_path: Path, wire: tuple[socket.socket, socket.socket]) -> None:
     said = {"content_type": "application/json", "error_message": "unexpected error occurred", "status_code": 500}
 
     _, answer = exchanged(Front(wire[0], tmp_path), wire[1], said)
@@ -75,7 +75,9 @@ def test_the_front_answers_what_fails_in_the_runtime(tmp_path: Path, wire: tuple
     assert answer.endswith(b'\r\n\r\n{"status": "unexpected error occurred"}')
 
 
-def test_the_front_goes_on_when_a_client_has_gone(tmp_path: Path, wire: tuple[socket.socket, socket.socket]) -> None:
+def test_the_front_continues_after_a_client_has_disconnected(
+    tmp_path: Path, wire: tuple[socket.socket, socket.socket]
+) -> None:
     client, taken = socket.socketpair()
     client.close()
 
@@ -93,7 +95,9 @@ def test_the_front_goes_on_when_a_client_has_gone(tmp_path: Path, wire: tuple[so
         ("/e/bin/python", "/p", ["penstock", "runtime 1.1.1, plain front", "runtime 1.1.1, its proxy"]),
     ],
 )
-def test_who_is_there_is_asked(tmp_path: Path, original: str, proxy: str, expected: list[str]) -> None:
+def test_only_the_sides_that_are_available_are_measured(
+    tmp_path: Path, original: str, proxy: str, expected: list[str]
+) -> None:
     assert list(sides_of(tmp_path, original, proxy)) == expected
 
 

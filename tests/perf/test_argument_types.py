@@ -27,7 +27,7 @@ Read = Callable[[str], float]
         (share, "0.99", 0.99),
     ],
 )
-def test_what_is_within_bounds_is_read(read: Read, word: str, number: float) -> None:
+def test_numbers_within_bounds_are_parsed(read: Read, word: str, number: float) -> None:
     assert read(word) == number
 
 
@@ -40,27 +40,27 @@ def test_what_is_within_bounds_is_read(read: Read, word: str, number: float) -> 
         (share, "0 1.1 nan two"),
     ],
 )
-def test_what_is_not_is_refused_by_name(read: Read, words: str) -> None:
+def test_invalid_numbers_are_rejected_by_name(read: Read, words: str) -> None:
     for word in words.split():
         with pytest.raises(argparse.ArgumentTypeError, match=f"^'{word}' is not "):
             read(word)
 
 
 @given(st.text())
-def test_any_word_is_read_or_refused(word: str) -> None:
+def test_any_text_is_parsed_or_rejected(word: str) -> None:
     for read in (positive_int, positive_float, non_negative_float, share):
         with contextlib.suppress(argparse.ArgumentTypeError):
             assert read(word) >= 0
 
 
-def test_a_search_is_not_told_of_fewer_than_one_core(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_needs_at_least_one_core(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         tuning_parser().parse_args(["--out", "found", "--cores", "-1"])
 
     assert "'-1' is not a whole number above 0" in capsys.readouterr().err
 
 
-def test_the_best_static_setting_is_chosen_in_one_round_at_least(
+def test_selecting_the_best_static_setting_takes_at_least_one_round(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bench-batching", "--choosing", "0"])

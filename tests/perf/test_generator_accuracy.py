@@ -31,7 +31,7 @@ def test_the_draws_that_are_sent_are_close_to_theory(law: str, load: float) -> N
     assert theory.distance_from_theory(Draw(law, load, SEEDS[law, load])) < 0.015
 
 
-def test_a_draw_is_chosen_for_being_close() -> None:
+def test_the_draw_closest_to_theory_is_selected() -> None:
     find_closest_draw = theory.find_closest_draw(EXPONENTIAL, 0.7, seconds=5, tries=20)
 
     assert theory.distance_from_theory(find_closest_draw) == min(
@@ -40,7 +40,7 @@ def test_a_draw_is_chosen_for_being_close() -> None:
 
 
 @pytest.mark.parametrize(("law", "load"), SEEDS)
-def test_what_the_queue_does_holds(law: str, load: float) -> None:
+def test_an_exact_measurement_of_the_queue_passes(law: str, load: float) -> None:
     draw = Draw(law, load, SEEDS[law, load])
     written = theory.lines(draw, seen(draw, late_ns=200_000), "HTTP")
 
@@ -48,13 +48,13 @@ def test_what_the_queue_does_holds(law: str, load: float) -> None:
     assert all("+200 us of the draw" in line for line in written)
 
 
-def test_a_measurement_a_tenth_off_does_not_hold() -> None:
+def test_a_measurement_that_is_off_by_a_tenth_fails() -> None:
     draw = Draw(DETERMINISTIC, 0.7, SEEDS[DETERMINISTIC, 0.7])
 
     assert all(line.endswith("DOES NOT HOLD") for line in theory.lines(draw, seen(draw, times=0.9), "gRPC"))
 
 
-def test_a_draw_that_was_not_answered_whole_does_not_hold() -> None:
+def test_a_draw_that_was_not_answered_completely_fails() -> None:
     draw = Draw(DETERMINISTIC, 0.5, SEEDS[DETERMINISTIC, 0.5])
     window = seen(draw)
     window.errors = Counter({"503: busy": 1})
@@ -66,7 +66,7 @@ def test_a_draw_that_was_not_answered_whole_does_not_hold() -> None:
     assert short.startswith("M/D/1 at 50% over HTTP: 0 of 1500 requests answered")
 
 
-def test_both_tables_are_read_alike() -> None:
+def test_both_csv_tables_are_parsed_alike() -> None:
     table = io.StringIO(
         "Concurrency,Inferences/Second,Client Send,Server Queue,Server Compute Input,Server Compute Infer,"
         "Server Compute Output,p50 latency,p90 latency,p95 latency,p99 latency,Avg latency\n"
@@ -89,13 +89,15 @@ def turns(*shares: float) -> Iterator[tuple[Figures, Figures]]:
     ("shares", "taken", "p99"),
     [((0.04,), 1, 104), ((0.3, 0.01, 0.02), 3, 102), ((0.3, 0.3, -0.1), 3, 130), ((-0.06, -0.07, 0.0), 3, 94)],
 )
-def test_what_is_apart_is_measured_again_and_medians_count(shares: tuple[float, ...], taken: int, p99: float) -> None:
+def test_a_mode_that_differs_is_measured_again_and_judged_by_medians(
+    shares: tuple[float, ...], taken: int, p99: float
+) -> None:
     mine, theirs, count = analyzer.median_comparison(turns(*shares).__next__, 3)
 
     assert (count, theirs["p99"]) == (taken, 100)
     assert mine["p99"] == pytest.approx(p99)
 
 
-def test_each_mode_has_its_own_name_and_words() -> None:
+def test_each_mode_has_its_own_name_and_flags() -> None:
     assert len({case.name for case in analyzer.CASES}) == len(analyzer.CASES)
     assert len({(case.words, case.grpc, case.intervals) for case in analyzer.CASES}) == len(analyzer.CASES)

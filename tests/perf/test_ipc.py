@@ -8,7 +8,7 @@ from penstock.backends.loading import LOADERS
 from penstock.perf import ipc
 
 
-def test_the_model_that_it_is_measured_with_is_made_and_loads(tmp_path: Path) -> None:
+def test_the_default_model_is_made_and_loads(tmp_path: Path) -> None:
     path = ipc.make_model(tmp_path / "made")
 
     backend = LOADERS["onnxruntime"](path, "cpu", {})

@@ -75,7 +75,7 @@ def answering(*statuses: bytes, heard: list[bytes] | None = None) -> Iterator[tu
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
 @pytest.mark.slow
 class TestOpenLoopSender:
-    def test_every_request_is_recorded_with_how_it_was_answered(self) -> None:
+    def test_every_request_is_recorded_with_its_status(self) -> None:
         with answering(b"200 OK", b"503 Service Unavailable") as address:
             seen = OpenLoopSender(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
 
@@ -84,7 +84,7 @@ class TestOpenLoopSender:
         assert seen["status"][0] == 200
         assert (seen["took_ns"] >= seen["late_ns"])[seen["status"] > 0].all()
 
-    def test_an_answer_that_the_kernel_has_not_stamped_counts_until_it_is_read(
+    def test_an_answer_without_a_kernel_timestamp_counts_until_it_is_read(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(open_loop_sender, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
@@ -101,7 +101,7 @@ class TestOpenLoopSender:
         assert (seen["late_ns"] >= 0).all()
         assert list(seen["status"]) == [200] * 3
 
-    def test_each_request_is_the_one_that_the_order_says(self) -> None:
+    def test_each_request_is_the_one_that_the_order_names(self) -> None:
         heard: list[bytes] = []
         with answering(b"200 OK", heard=heard) as address:
             seen = OpenLoopSender(address, [REQUEST, REQUEST.upper()], 1).run([0, 50_000_000, 100_000_000], [0, 1, 0])
@@ -118,7 +118,7 @@ class TestOpenLoopSender:
         assert list(seen["status"]) == [BROKEN, SKIPPED]
         assert list(seen["took_ns"]) == [0, 0]
 
-    def test_a_connection_that_is_closed_instead_is_broken(self) -> None:
+    def test_a_connection_that_is_closed_without_an_answer_is_broken(self) -> None:
         with answering(b"") as address:
             seen = OpenLoopSender(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
 
@@ -130,23 +130,23 @@ def open_loop_result(**answers: Any) -> OpenLoopResult:
 
 
 class TestOpenLoopResult:
-    def test_a_time_counts_from_when_the_request_was_due(self) -> None:
+    def test_latency_is_measured_from_when_the_request_was_due(self) -> None:
         seen = open_loop_result(s200=(100, 7))
         seen.records["late_ns"] = 2e6
 
         assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (7, 5, 2)
 
-    def test_times_are_told_by_status(self) -> None:
+    def test_latencies_are_reported_by_status(self) -> None:
         seen = open_loop_result(s200=(100, 7), s503=(100, 1))
 
         assert (seen.latency_ms(0.99), seen.latency_ms(0.99, 503), seen.latency_ms(0.99, 500)) == (7, 1, 0)
 
-    def test_what_was_not_sent_is_skipped_and_what_was_not_answered_unexpected(self) -> None:
+    def test_unsent_requests_are_skipped_and_unanswered_ones_unexpected(self) -> None:
         seen = open_loop_result(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
 
         assert (seen.skipped, seen.unexpected(200)) == (2, 7)
 
-    def test_a_flood_of_nothing_has_no_times(self) -> None:
+    def test_an_empty_load_has_no_latencies(self) -> None:
         seen = open_loop_result(s200=(0, 1))
 
         assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (0, 0, 0)
@@ -167,7 +167,7 @@ def said(*rounds: Round) -> list[str]:
     return [line for line in report(rounds).splitlines() if line.endswith(("holds", "DOES NOT HOLD"))]
 
 
-def test_all_of_it_may_hold() -> None:
+def test_all_claims_may_hold() -> None:
     assert said(one_round()) == [
         "offered 10.0 times the peak: holds",
         "queue: at most 1024 rows of 1024: holds",
@@ -192,13 +192,13 @@ def test_all_of_it_may_hold() -> None:
         ({"after_per_s": 800}, "after: 80.0%"),
     ],
 )
-def test_what_does_not_hold_is_said(change: dict[str, Any], what: str) -> None:
+def test_claims_that_do_not_hold_are_reported(change: dict[str, Any], what: str) -> None:
     failed = [line for line in said(one_round(**change)) if line.endswith("DOES NOT HOLD")]
 
     assert [line.startswith(what) for line in failed] == [True]
 
 
-def test_one_round_of_a_slow_moment_is_not_the_median() -> None:
+def test_one_slow_round_does_not_change_the_median() -> None:
     slow = one_round(after_per_s=800, s200=(15_000, 900), s503=(181_000, 11))
 
     assert all(line.endswith(": holds") for line in said(one_round(), slow, one_round()))
@@ -212,20 +212,20 @@ def test_one_round_of_a_slow_moment_is_not_the_median() -> None:
         ({"rss_mib": 135}, "memory: +5.0 MiB"),
     ],
 )
-def test_what_must_never_be_is_said_of_any_round(change: dict[str, Any], what: str) -> None:
+def test_a_violation_in_any_round_is_reported(change: dict[str, Any], what: str) -> None:
     failed = [line for line in said(one_round(), one_round(**change), one_round()) if "NOT" in line]
 
     assert [line.startswith(what) for line in failed] == [True]
 
 
-def test_the_cores_in_use_are_those_until_the_queue_was_empty() -> None:
+def test_cores_in_use_are_counted_until_the_queue_was_empty() -> None:
     during = Overload(10_000, 20, open_loop_result(**SEEN), [Sample(0, 130)] * 8, 20)
 
     # 200,000 requests of 9 and 30 us in 40 s
     assert during.cores_used == pytest.approx((0.045, 0.15))
 
 
-def test_the_deep_model_takes_any_number_of_rows() -> None:
+def test_the_deep_model_accepts_any_number_of_rows() -> None:
     session = onnxruntime.InferenceSession(models.deep().SerializeToString(), providers=["CPUExecutionProvider"])
 
     for rows in (1, 3):

@@ -17,7 +17,7 @@ OURS = Load(requests_per_s=200.0, p50_ms=1.0, p99_ms=1.0, cpu_us=5.0, refused=0,
 
 
 @pytest.mark.parametrize(("times", "word"), [(2.0, "holds"), (2.5, "DOES NOT HOLD")])
-def test_the_first_side_is_held_against_the_second(times: float, word: str) -> None:
+def test_the_first_side_is_compared_with_the_second(times: float, word: str) -> None:
     lines = {("REST", "ours"): Line([OURS]), ("REST", "theirs"): Line([THEIRS])}
 
     said = list(report(lines, {"REST": times}))[-1]
@@ -26,7 +26,7 @@ def test_the_first_side_is_held_against_the_second(times: float, word: str) -> N
     assert said.endswith("a p99 that is lower: holds; 2.0 times less CPU (theirs)")
 
 
-def test_a_third_side_is_compared_and_nothing_is_wanted_of_it() -> None:
+def test_a_third_side_is_compared_without_a_requirement() -> None:
     lines = {("REST", side): Line([load]) for side, load in (("ours", OURS), ("one", THEIRS), ("other", OURS))}
 
     said = list(report(lines, {"REST": 3.0}))[-1]
@@ -34,11 +34,11 @@ def test_a_third_side_is_compared_and_nothing_is_wanted_of_it() -> None:
     assert said == "REST: 1.0 times the requests/s; a p99 that is lower: DOES NOT HOLD; 1.0 times less CPU (other)"
 
 
-def test_one_side_alone_is_held_against_nothing() -> None:
+def test_a_single_side_is_not_compared() -> None:
     assert len(list(report({("REST", "ours"): Line([THEIRS])}, {"REST": 20}))) == 2
 
 
-def test_sides_are_asked_in_turns_and_the_first_round_does_not_count() -> None:
+def test_sides_are_driven_in_turns_and_the_first_round_does_not_count() -> None:
     asked = []
 
     def load(family: ProcessTree, seconds: int) -> Load:
@@ -52,14 +52,14 @@ def test_sides_are_asked_in_turns_and_the_first_round_does_not_count() -> None:
     assert [len(line.loads) for line in lines.values()] == [2, 2]
 
 
-def test_what_is_refused_is_not_measured() -> None:
+def test_a_side_that_rejects_requests_is_not_measured() -> None:
     refused = Load(requests_per_s=100.0, p50_ms=1.0, p99_ms=2.0, cpu_us=10.0, refused=7, broken=0)
 
     with pytest.raises(RuntimeError, match="ours refused 7 of REST"):
         measure({"ours": contextlib.nullcontext(ProcessTree(0, 1))}, {"REST": lambda *_: refused}, rounds=1, seconds=1)
 
 
-def test_a_server_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+def test_a_server_is_ended_with_all_processes_that_it_started(tmp_path: Path) -> None:
     program = (
         "import pathlib, signal, subprocess, sys\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN) if len(sys.argv) > 1 else None\n"
@@ -76,7 +76,7 @@ def test_a_server_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
     assert all(_has_ended(pid) for pid in pids)
 
 
-def test_a_server_that_ends_does_not_get_ready(tmp_path: Path) -> None:
+def test_a_server_that_exits_does_not_become_ready(tmp_path: Path) -> None:
     def ask(_: object) -> None:
         raise OSError("nobody is there")
 

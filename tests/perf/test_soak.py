@@ -55,7 +55,7 @@ def test_a_request_may_fail_only_where_and_while_a_fault_explains_it(
     assert (soak(end, faults=(fault,)).all_problems() == []) is holds
 
 
-def test_whole_again_is_when_the_first_is_answered_after_those_that_failed_one_upon_the_other() -> None:
+def test_recovery_ends_with_the_first_answer_after_the_last_consecutive_failure() -> None:
     run = soak(
         ("json", RIGHT, 9.9, 10.05), ("json", REFUSED, 10.1, 10.2), ("json", RIGHT, 10.15, 10.7),
         ("json", RIGHT, 10.8, 10.81), ("json", RIGHT, 15.0, 16.0),
@@ -65,7 +65,7 @@ def test_whole_again_is_when_the_first_is_answered_after_those_that_failed_one_u
     assert run.request_log.recovery_s("grpc", 10.0) is None
 
 
-def test_what_grows_is_told_and_what_is_missing_too() -> None:
+def test_growth_and_missing_processes_are_reported() -> None:
     run = soak()
     run.samples = [(float(at), [seen(rss_mib=100 + 10 * at), seen(2)][: 1 if at > 5 else 2]) for at in range(10)]
 
@@ -76,7 +76,7 @@ def test_what_grows_is_told_and_what_is_missing_too() -> None:
     assert [problem.split(" went")[0] for problem in run.all_problems()] == ["server: rss_mib", "all: rss_mib"]
 
 
-def test_a_census_finds_what_a_process_has_started() -> None:
+def test_a_census_finds_all_descendants_of_a_process() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 1000 & echo; wait"], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()

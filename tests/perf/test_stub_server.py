@@ -70,7 +70,7 @@ def spoken(answering: stub_server.Answering) -> tuple[Http2, Wire]:
 
 
 @given(st.lists(st.integers(1, len(REQUEST) - 1), max_size=3, unique=True))
-def test_each_request_is_answered_once_wherever_it_is_cut(cuts: list[int]) -> None:
+def test_each_request_is_answered_once_wherever_it_is_split(cuts: list[int]) -> None:
     wire, connection = Wire(), Http1(ImmediateAnswers())
     connection.connection_made(wire)  # type: ignore[arg-type]
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_each_request_is_answered_once_wherever_it_is_cut(cuts: list[int]) -> No
     assert json.loads(stub_server.BODY)["outputs"]
 
 
-def test_a_request_without_a_body_is_answered_too() -> None:
+def test_a_request_without_a_body_is_answered() -> None:
     wire, connection = Wire(), Http1(ImmediateAnswers())
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -92,7 +92,7 @@ def test_a_request_without_a_body_is_answered_too() -> None:
     assert wire.written.endswith(stub_server.BODY)
 
 
-def test_http_2_is_told_by_its_preface() -> None:
+def test_http2_is_recognized_by_its_preface() -> None:
     wire, connection = Wire(), Http1(ImmediateAnswers())
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(START + call(1, message()))
@@ -104,7 +104,7 @@ def test_http_2_is_told_by_its_preface() -> None:
 
 
 @given(st.integers(1, len(START + call(1, message()) + call(3, message())) - 1))
-def test_each_call_has_one_answer_and_its_trailers_wherever_it_is_cut(cut: int) -> None:
+def test_each_call_has_one_answer_with_trailers_wherever_it_is_split(cut: int) -> None:
     wire, connection = Wire(), Http2(ImmediateAnswers())
     connection.connection_made(wire)  # type: ignore[arg-type]
     sent = START + call(1, message()) + call(3, message())
@@ -120,7 +120,7 @@ def test_each_call_has_one_answer_and_its_trailers_wherever_it_is_cut(cut: int) 
     ]
 
 
-def test_the_answer_is_a_message_of_both_methods() -> None:
+def test_the_answer_is_valid_for_both_methods() -> None:
     connection, wire = spoken(ImmediateAnswers())
     connection.data_received(call(1, message()))
     (payload,) = (payload for kind, _, _, payload in frames_of(wire.written) if kind == frames.DATA)
@@ -130,7 +130,7 @@ def test_the_answer_is_a_message_of_both_methods() -> None:
     assert service_pb2().ModelStreamInferResponse.FromString(payload[5:]).error_message == ""
 
 
-def test_every_message_of_a_stream_is_answered_and_its_end_told_last() -> None:
+def test_every_message_of_a_stream_is_answered_before_its_trailers() -> None:
     connection, wire = spoken(ImmediateAnswers())
     connection.data_received(call(1, message(), message()[:3], message()[3:], ended=False))
     connection.data_received(frames.frame(frames.DATA, frames.END_STREAM, 1))
@@ -139,7 +139,7 @@ def test_every_message_of_a_stream_is_answered_and_its_end_told_last() -> None:
     assert kinds == [frames.HEADERS, frames.DATA, frames.DATA, frames.HEADERS]
 
 
-def test_an_answer_that_is_held_back_ends_a_stream_that_has_ended() -> None:
+def test_a_delayed_answer_ends_a_stream_that_the_client_has_ended() -> None:
     answering = Later()
     connection, wire = spoken(answering)
     connection.data_received(call(1, message()) + call(3, message()))
@@ -152,7 +152,7 @@ def test_an_answer_that_is_held_back_ends_a_stream_that_has_ended() -> None:
     ]  # fmt: skip
 
 
-def test_a_ping_is_answered_with_its_own_bytes() -> None:
+def test_a_ping_is_answered_with_its_own_payload() -> None:
     connection, wire = spoken(ImmediateAnswers())
     connection.data_received(frames.frame(frames.PING, 0, 0, b"12345678"))
 
@@ -160,7 +160,7 @@ def test_a_ping_is_answered_with_its_own_bytes() -> None:
 
 
 @pytest.mark.parametrize("kind", [Http1, Http2])
-def test_an_answer_to_somebody_who_has_left_goes_nowhere(kind: type[Http1 | Http2]) -> None:
+def test_an_answer_to_a_disconnected_client_is_dropped(kind: type[Http1 | Http2]) -> None:
     connection, wire = kind(Later()), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(REQUEST if kind is Http1 else START + call(1, message()))

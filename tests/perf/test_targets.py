@@ -32,16 +32,16 @@ def held(seconds: float, *answers: tuple[int, float]) -> TargetFigures:
 
 
 class TestHit:
-    def test_in_time_is_who_was_answered_within_the_target_of_all_that_came(self) -> None:
+    def test_the_share_in_time_is_relative_to_all_requests(self) -> None:
         found = held(2, (200, 49), (200, 51), (503, 1), (200, 50))
 
         assert (found.in_time_per_s, found.late, found.share_in_time) == (1, 1, 0.5)
         assert (found.refused_per_s, found.refused_p99_ms) == (0.5, 1)
 
-    def test_what_was_neither_served_nor_refused_is_unexpected(self) -> None:
+    def test_requests_neither_served_nor_rejected_are_unexpected(self) -> None:
         assert held(1, (200, 1), (500, 1), (BROKEN, 0), (SKIPPED, 0)).unexpected == 3
 
-    def test_rounds_are_summed_up_by_their_medians(self) -> None:
+    def test_rounds_are_summarized_by_their_medians(self) -> None:
         found = median([replace(CALM_LOAD, p99_ms=each) for each in (3, 1, 2)])
 
         assert found == replace(CALM_LOAD, p99_ms=2)
@@ -52,7 +52,7 @@ def said(calm: dict[str, Any], over: dict[str, Any]) -> list[str]:
     return [line for line in lines if "hold" in line.lower()]
 
 
-def test_all_of_it_may_hold() -> None:
+def test_all_claims_may_hold() -> None:
     assert said({}, {}) == [
         "deep: in time at 80%: 99.69%: holds",
         "deep: goodput at 200%: 97.5% of the peak: holds",
@@ -73,7 +73,7 @@ def test_all_of_it_may_hold() -> None:
         ({"unexpected": 1}, {}, "deep: neither 200 nor 503: 1"),
     ],
 )
-def test_what_does_not_hold_is_said(calm: dict[str, Any], over: dict[str, Any], what: str) -> None:
+def test_claims_that_do_not_hold_are_reported(calm: dict[str, Any], over: dict[str, Any], what: str) -> None:
     failed = [line for line in said(calm, over) if line.endswith("DOES NOT HOLD")]
 
     assert [line.startswith(what) for line in failed] == [True]

@@ -11,7 +11,7 @@ from penstock.perf import tensor_transport
 
 
 @pytest.mark.slow
-def test_each_way_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_transport_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(tensor_transport.main(tmp_path, list(tensor_transport.TRANSPORTS), [2], 1))
 
     lines = capsys.readouterr().out.splitlines()

@@ -34,7 +34,7 @@ def expected(model: Path, row: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PROTOTYPE_MODES)
-def test_it_answers_what_the_benches_ask(name: str, folder: Path) -> None:
+def test_the_prototype_answers_the_requests_of_the_benchmarks(name: str, folder: Path) -> None:
     from tritonclient.grpc import service_pb2
 
     model = folder / name / "1" / "model.onnx"
@@ -63,7 +63,7 @@ def test_it_answers_what_the_benches_ask(name: str, folder: Path) -> None:
         np.testing.assert_allclose([data], wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_times_are_of_rounds_next_to_each_other() -> None:
+def test_ratios_compare_results_of_the_same_round() -> None:
     def rounds(*cpu_us: float) -> Rounds:
         return Rounds([Load(1.0, 1.0, 1.0, us, 0, 0) for us in cpu_us])
 

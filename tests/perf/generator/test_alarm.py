@@ -21,7 +21,7 @@ def made(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], Any]:
     return lambda ring: kind(asyncio.get_running_loop(), ring)
 
 
-def test_an_alarm_rings_when_it_is_due_and_not_before(made: Callable[[Callable[[], None]], Any]) -> None:
+def test_an_alarm_rings_when_due_and_not_before(made: Callable[[Callable[[], None]], Any]) -> None:
     async def case() -> list[int]:
         rung: list[int] = []
         done = asyncio.Event()
@@ -48,7 +48,7 @@ def test_an_alarm_rings_when_it_is_due_and_not_before(made: Callable[[Callable[[
     assert rung_ns >= at_ns
 
 
-def test_an_alarm_for_what_has_passed_rings_at_once(made: Callable[[Callable[[], None]], Any]) -> None:
+def test_an_alarm_set_in_the_past_rings_at_once(made: Callable[[Callable[[], None]], Any]) -> None:
     async def case() -> None:
         done = asyncio.Event()
 
@@ -80,7 +80,7 @@ def test_a_silenced_alarm_does_not_ring(made: Callable[[Callable[[], None]], Any
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timer files are Linux's")
-def test_a_ring_for_a_time_that_was_taken_back_is_none() -> None:
+def test_a_wake_up_for_a_revoked_time_does_not_ring() -> None:
     async def case() -> list[str]:
         rung: list[str] = []
         alarm = EarlyTimer(asyncio.get_running_loop(), lambda: rung.append("rung"))

@@ -28,7 +28,7 @@ async def going(loop: ClosedLoop, load: Load) -> None:
     loop.start(0)
 
 
-def test_each_slot_sends_its_next_with_the_answer_to_its_last() -> None:
+def test_a_slot_sends_its_next_request_when_its_last_is_answered() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=2))
@@ -43,7 +43,7 @@ def test_each_slot_sends_its_next_with_the_answer_to_its_last() -> None:
     run(case)
 
 
-def test_an_answer_that_says_what_is_wrong_is_an_error_and_no_latency() -> None:
+def test_an_error_answer_is_counted_without_a_latency() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=1))
@@ -56,7 +56,7 @@ def test_an_answer_that_says_what_is_wrong_is_an_error_and_no_latency() -> None:
     run(case)
 
 
-def test_a_higher_level_keeps_the_connections_and_streams_of_the_one_before() -> None:
+def test_a_higher_level_keeps_existing_connections_and_streams() -> None:
     async def case(wires: Wires) -> None:
         loop = ClosedLoop(context(wires))
         await going(loop, Load(concurrency=2))
@@ -68,7 +68,7 @@ def test_a_higher_level_keeps_the_connections_and_streams_of_the_one_before() ->
     run(case)
 
 
-def test_slots_beyond_a_lower_level_finish_and_stop_and_come_back_with_a_higher_one() -> None:
+def test_slots_above_a_lower_level_finish_stop_and_resume_at_a_higher_level() -> None:
     async def case(wires: Wires) -> None:
         loop = ClosedLoop(context(wires))
         await going(loop, Load(concurrency=2))
@@ -93,7 +93,7 @@ def test_a_process_has_the_same_slots_at_every_level() -> None:
     run(case)
 
 
-def test_slots_share_a_connection_that_takes_several() -> None:
+def test_slots_share_a_connection_that_carries_several_requests() -> None:
     async def case(wires: Wires) -> None:
         await going(ClosedLoop(context(wires)), Load(concurrency=5))
 
@@ -102,7 +102,7 @@ def test_slots_share_a_connection_that_takes_several() -> None:
     run(case, Wires(slots_each=2))
 
 
-def test_halting_waits_for_what_is_under_way() -> None:
+def test_halting_waits_for_requests_in_flight() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = ClosedLoop(given)
@@ -120,7 +120,7 @@ def test_halting_waits_for_what_is_under_way() -> None:
     run(case)
 
 
-def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halting_gives_up_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closed_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
@@ -137,7 +137,7 @@ def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     run(case)
 
 
-def test_a_slot_that_stops_ends_its_sequence_and_nobody_records_that() -> None:
+def test_stopping_a_slot_ends_its_sequence_without_recording_the_end() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires, Numbered(sequences=True))
         loop = ClosedLoop(given)
@@ -153,7 +153,7 @@ def test_a_slot_that_stops_ends_its_sequence_and_nobody_records_that() -> None:
 
 
 @pytest.mark.parametrize(("number", "own"), [(0, 4), (1, 3), (2, 0)])
-def test_a_number_of_requests_is_shared_by_the_processes_that_have_slots(number: int, own: int) -> None:
+def test_a_number_of_requests_is_divided_among_processes_with_slots(number: int, own: int) -> None:
     async def case(wires: Wires) -> None:
         loop = ClosedLoop(context(wires, part=Part(number, 3)))
         await going(loop, Load(concurrency=2, requests=7))
@@ -165,7 +165,7 @@ def test_a_number_of_requests_is_shared_by_the_processes_that_have_slots(number:
     run(case)
 
 
-def test_a_lost_request_is_an_error_and_its_slot_goes_on_over_a_new_connection() -> None:
+def test_a_lost_request_is_an_error_and_its_slot_reconnects() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=1))
@@ -180,7 +180,7 @@ def test_a_lost_request_is_an_error_and_its_slot_goes_on_over_a_new_connection()
     run(case)
 
 
-def test_an_end_that_the_server_wished_harms_nothing() -> None:
+def test_an_orderly_close_by_the_server_is_not_an_error() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         await going(ClosedLoop(given), Load(concurrency=1))
@@ -194,7 +194,7 @@ def test_an_end_that_the_server_wished_harms_nothing() -> None:
     run(case)
 
 
-def test_a_server_that_does_not_come_back_is_said_to_be_lost_and_nothing_hangs(
+def test_a_server_that_does_not_come_back_ends_the_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconnecting, "_PAUSE_S", 0)
@@ -216,7 +216,7 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost_and_nothing_hangs(
     run(case)
 
 
-def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
+def test_an_unreachable_server_is_an_error_at_once() -> None:
     async def case(wires: Wires) -> None:
         wires.refusing = True
         with pytest.raises(OSError, match="nobody listens"):

@@ -87,7 +87,7 @@ def test_requests_are_answered_and_counted_by_the_server(live: Live, compression
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_what_the_server_says_went_wrong_is_told(live: Live, streaming: bool) -> None:
+def test_an_error_of_the_server_is_reported(live: Live, streaming: bool) -> None:
     call = GrpcCall(STREAM if streaming else INFER, streaming=streaming)
     slots = asyncio.run(load(Target("localhost", live.grpc_port, grpc=call), infer("other"), slots=2, each=2))
 
@@ -108,7 +108,7 @@ def test_messages_of_many_frames_pass_small_windows_both_ways() -> None:
         assert [slot.ends for slot in slots] == [[""] * 3] * 8
 
 
-def test_tls_is_spoken_with_a_certificate_that_is_asked_for(tmp_path: Path) -> None:
+def test_tls_works_with_a_client_certificate(tmp_path: Path) -> None:
     (server, server_key), (client, client_key) = certificate(tmp_path, "server"), certificate(tmp_path, "client")
     settings = Settings(
         grpc_use_ssl_mutual=True, grpc_server_cert=server, grpc_server_key=server_key, grpc_root_cert=client
@@ -126,7 +126,7 @@ def test_tls_is_spoken_with_a_certificate_that_is_asked_for(tmp_path: Path) -> N
             asked(Tls(roots=server))
 
 
-def test_a_server_of_tls_that_does_not_choose_http2_is_an_error(tmp_path: Path) -> None:
+def test_a_tls_server_that_does_not_choose_http2_is_an_error(tmp_path: Path) -> None:
     made, key = certificate(tmp_path)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(made, key)

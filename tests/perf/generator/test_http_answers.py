@@ -47,7 +47,7 @@ def chunked(body: bytes, size: int, extension: bytes) -> bytes:
 
 
 @given(answers(), st.lists(st.integers(0, 2000), max_size=6), st.binary(max_size=9))
-def test_an_answer_is_the_same_in_whatever_pieces_it_comes(
+def test_an_answer_is_parsed_alike_in_pieces_of_any_size(
     made: tuple[bytes, int, bytes, bool], cuts: list[int], behind: bytes
 ) -> None:
     came, status, body, keeps_alive = made
@@ -63,7 +63,7 @@ def test_an_answer_is_the_same_in_whatever_pieces_it_comes(
 
 
 @given(answers())
-def test_an_answer_may_come_byte_by_byte(made: tuple[bytes, int, bytes, bool]) -> None:
+def test_an_answer_may_arrive_byte_by_byte(made: tuple[bytes, int, bytes, bool]) -> None:
     came, status, body, _ = made
     answer = Answer()
 
@@ -85,7 +85,7 @@ def test_a_body_without_a_length_ends_with_the_connection(body: bytes, cut: int)
 
 
 @given(st.binary(max_size=200))
-def test_whatever_comes_is_an_answer_or_a_bad_one(came: bytes) -> None:
+def test_any_bytes_are_an_answer_or_a_bad_answer(came: bytes) -> None:
     answer = Answer()
 
     with suppress(BadAnswerError):
@@ -106,13 +106,13 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
     ],
     ids=["plain", "after another", "chunked", "no body"],
 )
-def test_only_an_answer_of_one_head_and_a_length_may_be_known_again_by_its_head(came: bytes, plain: int) -> None:
+def test_only_an_answer_with_one_head_and_a_length_may_be_recognized_by_its_head(came: bytes, plain: int) -> None:
     answer = Answer()
 
     assert (answer.feed(came), answer.plain_bytes) == (b"", plain)
 
 
-def test_a_big_body_is_not_kept() -> None:
+def test_a_large_body_is_not_kept() -> None:
     answer = Answer()
     answer.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
     piece = bytes(1_000_000)
@@ -123,7 +123,7 @@ def test_a_big_body_is_not_kept() -> None:
     assert len(answer.text) == TEXT_BYTES
 
 
-def test_an_http_1_0_answer_ends_the_connection_unless_it_says_otherwise() -> None:
+def test_an_http_1_0_answer_ends_the_connection_unless_it_keeps_it_alive() -> None:
     old, kept = Answer(), Answer()
 
     old.feed(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
@@ -145,6 +145,6 @@ def test_an_http_1_0_answer_ends_the_connection_unless_it_says_otherwise() -> No
         b"HTTP/1.1 200 OK\r\nX: " + b"a" * (1 << 18),
     ],
 )
-def test_what_is_no_answer_is_said_to_be_none(came: bytes) -> None:
+def test_bytes_that_are_no_answer_raise_a_named_error(came: bytes) -> None:
     with pytest.raises(BadAnswerError):
         Answer().feed(came)

@@ -34,7 +34,7 @@ async def begun(given: LoadContext, load: Load) -> OpenLoop:
     return loop
 
 
-def test_all_that_is_due_is_sent_at_once_each_on_a_connection_of_its_own() -> None:
+def test_all_due_requests_are_sent_at_once_each_on_its_own_connection() -> None:
     async def case(wires: Wires) -> None:
         loop = await begun(context(wires), Load(rate_per_s=RATE, requests=5))
 
@@ -46,7 +46,7 @@ def test_all_that_is_due_is_sent_at_once_each_on_a_connection_of_its_own() -> No
     run(case)
 
 
-def test_a_latency_counts_from_when_the_request_was_due() -> None:
+def test_latency_is_measured_from_when_the_request_was_due() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         before_ns = time.monotonic_ns()
@@ -63,7 +63,7 @@ def test_a_latency_counts_from_when_the_request_was_due() -> None:
     run(case)
 
 
-def test_without_a_free_connection_requests_wait_in_order_and_that_counts() -> None:
+def test_without_a_free_connection_requests_wait_in_order_and_are_counted() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=5, connections=2))
@@ -81,7 +81,7 @@ def test_without_a_free_connection_requests_wait_in_order_and_that_counts() -> N
     run(case)
 
 
-def test_connections_are_opened_as_they_are_needed_up_to_the_most() -> None:
+def test_connections_are_opened_as_needed_up_to_the_maximum() -> None:
     async def case(wires: Wires) -> None:
         loop = await begun(context(wires), Load(rate_per_s=RATE, requests=60, connections=40))
         for _ in range(60):
@@ -93,7 +93,7 @@ def test_connections_are_opened_as_they_are_needed_up_to_the_most() -> None:
     run(case)
 
 
-def test_the_connection_that_was_free_last_is_used_first() -> None:
+def test_the_most_recently_freed_connection_is_used_first() -> None:
     async def case(wires: Wires) -> None:
         loop = await begun(context(wires), Load(rate_per_s=RATE, requests=3))
         first, second, third = (wires.opened[wire] for wire, _ in wires.sent)
@@ -108,7 +108,7 @@ def test_the_connection_that_was_free_last_is_used_first() -> None:
     run(case)
 
 
-def test_places_of_one_connection_are_used_together() -> None:
+def test_slots_of_one_connection_are_used_together() -> None:
     async def case(wires: Wires) -> None:
         loop = await begun(context(wires), Load(rate_per_s=RATE, requests=8, connections=2))
 
@@ -118,7 +118,7 @@ def test_places_of_one_connection_are_used_together() -> None:
     run(case, Wires(slots_each=4))
 
 
-def test_a_lost_connection_is_not_used_again_and_another_is_opened() -> None:
+def test_a_lost_connection_is_replaced_and_not_used_again() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=3, connections=1))
@@ -133,7 +133,7 @@ def test_a_lost_connection_is_not_used_again_and_another_is_opened() -> None:
     run(case)
 
 
-def test_an_idle_connection_that_the_server_ends_is_no_error() -> None:
+def test_an_idle_connection_closed_by_the_server_is_not_an_error() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=1))
@@ -149,7 +149,7 @@ def test_an_idle_connection_that_the_server_ends_is_no_error() -> None:
     run(case)
 
 
-def test_a_server_that_does_not_come_back_is_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_come_back_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconnecting, "_PAUSE_S", 0)
 
     async def case(wires: Wires) -> None:
@@ -167,7 +167,7 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost(monkeypatch: pytest
     run(case)
 
 
-def test_an_answer_that_is_an_error_is_counted_and_in_no_latency() -> None:
+def test_an_error_answer_is_counted_without_a_latency() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=2))
@@ -182,7 +182,7 @@ def test_an_answer_that_is_an_error_is_counted_and_in_no_latency() -> None:
     run(case)
 
 
-def test_halting_waits_for_what_is_under_way_and_counts_its_answers() -> None:
+def test_halting_waits_for_requests_in_flight_and_counts_their_answers() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=2))
@@ -200,7 +200,7 @@ def test_halting_waits_for_what_is_under_way_and_counts_its_answers() -> None:
     run(case)
 
 
-def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     bell = Bell()
     monkeypatch.setattr(open_loop, "alarm", lambda ring: bell)
     much_later_us = 1e12
@@ -223,7 +223,7 @@ def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is(monkeypat
     run(case)
 
 
-def test_halting_sends_nothing_more_and_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halting_sends_nothing_more_and_gives_up_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
@@ -238,7 +238,7 @@ def test_halting_sends_nothing_more_and_does_not_wait_for_ever(monkeypatch: pyte
     run(case)
 
 
-def test_what_is_not_due_waits_for_the_alarm() -> None:
+def test_requests_not_yet_due_wait_for_the_alarm() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = OpenLoop(given)

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now
 
 
-def test_a_server_that_is_away_for_a_moment_is_not_dead(clock: list[int]) -> None:
+def test_a_server_that_is_unreachable_for_a_moment_is_not_dead(clock: list[int]) -> None:
     async def case() -> None:
         wires, recorder = Wires(), Recorder()
         openings = Reconnector(wires, recorder, dead_after_s=3)
@@ -41,7 +41,7 @@ def test_a_server_that_is_away_for_a_moment_is_not_dead(clock: list[int]) -> Non
     asyncio.run(case())
 
 
-def test_a_server_that_stays_away_is_dead(clock: list[int]) -> None:
+def test_a_server_that_stays_unreachable_is_dead(clock: list[int]) -> None:
     async def case() -> None:
         wires, recorder = Wires(), Recorder()
         openings = Reconnector(wires, recorder, dead_after_s=3)
@@ -57,7 +57,7 @@ def test_a_server_that_stays_away_is_dead(clock: list[int]) -> None:
     asyncio.run(case())
 
 
-def test_a_server_that_takes_connections_and_ends_them_unanswered_is_dead(clock: list[int]) -> None:
+def test_a_server_that_closes_every_connection_unanswered_is_dead(clock: list[int]) -> None:
     recorder = Recorder()
     openings = Reconnector(Wires(), recorder, dead_after_s=3)
 
@@ -81,9 +81,7 @@ def test_a_server_that_still_answers_others_is_not_dead(clock: list[int]) -> Non
     assert recorder.failure == ""
 
 
-def test_where_trouble_lasts_the_next_connection_waits_a_little(
-    monkeypatch: pytest.MonkeyPatch, clock: list[int]
-) -> None:
+def test_repeated_failures_delay_the_next_connection(monkeypatch: pytest.MonkeyPatch, clock: list[int]) -> None:
     pauses: list[float] = []
 
     async def pause(seconds: float) -> None:
@@ -105,7 +103,7 @@ def test_where_trouble_lasts_the_next_connection_waits_a_little(
     assert len(pauses) == 1
 
 
-def test_connections_are_made_without_a_pause_until_trouble_lasts(
+def test_connections_are_made_without_delay_until_failures_repeat(
     clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case() -> None:
@@ -127,7 +125,7 @@ def test_connections_are_made_without_a_pause_until_trouble_lasts(
     asyncio.run(case())
 
 
-def test_a_connection_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_gives_up_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconnecting, "_CONNECT_LIMIT_S", 0)
 
     class Silent(Wires):

@@ -4,7 +4,7 @@ from penstock.perf.generator.orders import Window
 from penstock.perf.generator.recording import Recorder
 
 
-def test_what_is_taken_is_not_taken_again() -> None:
+def test_results_are_taken_only_once() -> None:
     recorder = Recorder()
     assert (recorder.take().waited_for_connection, recorder.ended) == (0, 0)
     recorder.starts.append(1)
@@ -21,7 +21,7 @@ def test_what_is_taken_is_not_taken_again() -> None:
     assert first.end_ns == second.begin_ns
 
 
-def test_what_answers_were_made_of_is_kept_request_by_request() -> None:
+def test_responses_are_recorded_request_by_request() -> None:
     recorder = Recorder()
     recorder.on_responses([3, 4], 2)
     recorder.on_responses([], 1)
@@ -34,7 +34,7 @@ def test_what_answers_were_made_of_is_kept_request_by_request() -> None:
     assert (both.responses, both.earlier_counts.tolist(), both.earlier_ns.tolist()) == (6, [2, 0, 2, 0], [3, 4, 3, 4])
 
 
-def test_errors_of_ever_new_words_take_no_more_room() -> None:
+def test_errors_with_ever_new_texts_take_no_more_memory() -> None:
     recorder = Recorder()
     for number in range(300):
         recorder.fail(f"500: request {number}")
@@ -45,7 +45,7 @@ def test_errors_of_ever_new_words_take_no_more_room() -> None:
     assert (len(errors), errors["500: request 0"], errors["other errors"]) == (101, 301, 200)
 
 
-def test_only_the_first_reason_why_a_load_cannot_go_on_counts_until_another_begins() -> None:
+def test_only_the_first_failure_of_a_load_counts_until_another_begins() -> None:
     told: list[str] = []
     recorder = Recorder(told.append)
 
@@ -58,7 +58,7 @@ def test_only_the_first_reason_why_a_load_cannot_go_on_counts_until_another_begi
     assert (recorder.take().failure, recorder.take().failed_ns) == ("", 0)
 
 
-def test_windows_of_several_processes_are_one() -> None:
+def test_windows_of_several_processes_merge_into_one() -> None:
     one = Window(10, 20, failure="refused", failed_ns=18, waited_for_connection=1, behind_ns=5, in_flight=2, cpu_s=1.0)
     other = Window(12, 22, failure="reset", failed_ns=15, waited_for_connection=2, behind_ns=3, in_flight=1, cpu_s=0.5)
 

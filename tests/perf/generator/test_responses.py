@@ -23,7 +23,7 @@ PACINGS = [
 
 
 @pytest.mark.parametrize(("pacing", "load"), PACINGS, ids=["closed", "open", "serial"])
-def test_responses_come_with_their_request(
+def test_responses_are_recorded_with_their_request(
     pacing: type[ClosedLoop | opening.OpenLoop | SerialLoop], load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "alarm", lambda ring: Bell())
@@ -50,7 +50,7 @@ def test_responses_come_with_their_request(
     asyncio.run(case(context(wires), wires))
 
 
-def test_responses_to_what_ends_a_sequence_are_not_recorded() -> None:
+def test_responses_to_the_end_of_a_sequence_are_not_recorded() -> None:
     ended: list[bool] = []
     slot = EndingSlot(lambda: ended.append(True))
     slot.on_responses([1], 2)

@@ -30,7 +30,7 @@ def load(requests: int) -> Load:
     return Load(rate_per_s=RATE, requests=requests, sequences=2)
 
 
-def test_a_sequence_has_one_request_under_way_and_its_others_wait_for_it_alone() -> None:
+def test_a_sequence_has_one_request_in_flight_and_its_others_wait() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, load(5))
@@ -48,7 +48,7 @@ def test_a_sequence_has_one_request_under_way_and_its_others_wait_for_it_alone()
     run(case)
 
 
-def test_a_lost_request_is_an_error_and_the_sequence_goes_on() -> None:
+def test_a_lost_request_is_an_error_and_the_sequence_continues() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, load(3))
@@ -64,7 +64,7 @@ def test_a_lost_request_is_an_error_and_the_sequence_goes_on() -> None:
     run(case)
 
 
-def test_an_answer_that_is_an_error_is_counted_and_the_sequence_goes_on() -> None:
+def test_an_error_answer_is_counted_and_the_sequence_continues() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires)
         loop = await begun(given, load(3))
@@ -91,7 +91,7 @@ def test_the_alarm_is_silent_once_all_is_sent(monkeypatch: pytest.MonkeyPatch) -
     run(case)
 
 
-def test_halting_drops_what_waits_and_ends_the_sequences() -> None:
+def test_halting_drops_waiting_requests_and_ends_the_sequences() -> None:
     async def case(wires: Wires) -> None:
         given = context(wires, Numbered(sequences=True))
         loop = await begun(given, load(6))
@@ -111,7 +111,7 @@ def test_halting_drops_what_waits_and_ends_the_sequences() -> None:
     run(case)
 
 
-def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halting_gives_up_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serial_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:

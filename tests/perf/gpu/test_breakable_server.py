@@ -42,17 +42,17 @@ def driver(folder: Path, synchronized: str = f"return {LAUNCH_FAILED}", loaded: 
     return str(library)
 
 
-def test_a_kernel_that_traps_is_launched_in_the_context_of_the_process(tmp_path: Path) -> None:
+def test_a_trapping_kernel_is_launched_in_the_context_of_the_process(tmp_path: Path) -> None:
     assert breakable_server.run_trapping_kernel(driver(tmp_path)) == LAUNCH_FAILED
 
 
-def test_one_that_cannot_be_launched_names_the_call(tmp_path: Path) -> None:
+def test_a_kernel_that_cannot_be_launched_names_the_call(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match="cuModuleLoadData: CUDA error 218"):
         breakable_server.run_trapping_kernel(driver(tmp_path, loaded=218))
 
 
 @pytest.mark.slow
-def test_a_server_without_a_device_says_so_and_lives_on(tmp_path: Path) -> None:
+def test_a_server_without_a_device_reports_that_and_lives_on(tmp_path: Path) -> None:
     memory_exhausting_model.write(tmp_path / "models")
     first, after = faults._broken_device(CheckContext("cpu", tmp_path, quick=True))
 
@@ -62,7 +62,7 @@ def test_a_server_without_a_device_says_so_and_lives_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_that_ends_of_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_of_a_broken_device_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(tmp_path, "_exit(1)")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     memory_exhausting_model.write(tmp_path / "models")

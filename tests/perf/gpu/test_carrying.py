@@ -57,7 +57,7 @@ def packed() -> tuple[bytes, bytes]:
     return made.getvalue(), hashlib.sha256(made.getvalue()).hexdigest().encode() + b"  site.tar.xz\n"
 
 
-def test_pieces_that_came_one_by_one_are_put_together(machine: Machine) -> None:
+def test_parts_uploaded_one_by_one_are_joined(machine: Machine) -> None:
     whole, total = packed()
     machine.bring(1, piece1=whole[:50], count=b"2\n", sum=total)
     machine.bring(2, piece2=whole[50:])
@@ -71,7 +71,7 @@ def test_pieces_that_came_one_by_one_are_put_together(machine: Machine) -> None:
     assert {point.name for point in found.entry_points} >= {"penstock", "perf", "plan"}
 
 
-def test_a_piece_that_has_not_come_is_named(machine: Machine) -> None:
+def test_a_missing_part_is_named(machine: Machine) -> None:
     whole, total = packed()
     machine.bring(1, piece1=whole[:50], count=b"2\n", sum=total)
     ended = machine.run("assemble")
@@ -80,7 +80,7 @@ def test_a_piece_that_has_not_come_is_named(machine: Machine) -> None:
     assert ended.stderr == "piece 2 of 2 has not come\n"
 
 
-def test_a_piece_that_is_another_one_is_found_out(machine: Machine) -> None:
+def test_a_corrupted_part_is_detected(machine: Machine) -> None:
     whole, total = packed()
     machine.bring(1, piece1=whole[:-1], count=b"1\n", sum=total)
 

@@ -18,7 +18,7 @@ _SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10)).map(lambda e
 _POWER = next(each for each in COMPARED_METRICS if each.metric == telemetry.POWER)
 
 
-def test_an_answer_is_as_far_off_as_its_worst_row() -> None:
+def test_the_error_of_an_answer_is_that_of_its_worst_row() -> None:
     wanted = np.array([[3.0, 4.0], [0.0, 2.0]])
 
     assert correct.max_error(wanted, wanted) == 0
@@ -28,7 +28,7 @@ def test_an_answer_is_as_far_off_as_its_worst_row() -> None:
     assert correct.max_error(wanted[:1], wanted) == math.inf
 
 
-def test_requests_have_all_rows_of_the_pool_in_odd_sizes() -> None:
+def test_requests_cover_all_rows_of_the_pool_in_odd_sizes() -> None:
     row_selections = correct.row_selections()
 
     assert [len(rows) for rows in row_selections[: len(correct.SIZES)]] == list(correct.SIZES)
@@ -39,7 +39,7 @@ def test_requests_have_all_rows_of_the_pool_in_odd_sizes() -> None:
     ("rates", "best"),
     [({1: 10, 8: 60, 16: 100, 32: 99}, 16), ({1: 10, 8: 99, 16: 100}, 8), ({1: 5}, 1)],
 )
-def test_the_best_batch_is_the_smallest_that_is_about_as_fast_as_the_fastest(
+def test_the_best_batch_is_the_smallest_that_is_nearly_as_fast_as_the_fastest(
     rates: dict[int, float], best: int
 ) -> None:
     assert offline.best(rates) == (best, rates[best])
@@ -47,7 +47,7 @@ def test_the_best_batch_is_the_smallest_that_is_about_as_fast_as_the_fastest(
 
 @given(_SPANS, _SPANS)
 @settings(max_examples=60)
-def test_what_is_covered_is_counted_as_moment_by_moment(spans: list[Span], under: list[Span]) -> None:
+def test_overlap_is_computed_exactly(spans: list[Span], under: list[Span]) -> None:
     lit = np.zeros(70, bool)
     for begin, end in under:
         lit[int(begin) : int(end)] = True
@@ -72,13 +72,13 @@ def test_a_trace_is_sorted_into_kernels_and_copies() -> None:
     assert seen == copies.DeviceSpans([(1.0, 3.0)], [(2.0, 4.0)], [(3.0, 5.0)])
 
 
-def test_memory_that_stays_shows_as_a_slope() -> None:
+def test_leaked_memory_shows_as_a_slope() -> None:
     assert memory.slope([5.0, 5.0, 5.0]) == pytest.approx(0)
     assert memory.slope([1.0, 3.0, 5.0]) == pytest.approx(2)
     assert memory.slope([1.0]) == 0
 
 
-def test_the_device_is_filled_but_for_what_is_kept_and_emptied_again() -> None:
+def test_the_device_is_filled_except_for_a_remainder_and_then_freed() -> None:
     runtime = FakeRuntime(devices=1, memory=40 << 20)
 
     with faults.filled_device(runtime, 10 << 20) as taken:
@@ -94,7 +94,7 @@ def test_nothing_is_filled_without_a_device() -> None:
         assert taken == 0
 
 
-def test_a_figure_of_the_page_is_near_nvidia_smi_s() -> None:
+def test_a_metric_close_to_nvidia_smi_passes() -> None:
     page = {"nv_gpu_power_usage": 300.0}
 
     assert telemetry.compare_with_smi(_POWER, page, {"power.draw": 310.0}).held is True
@@ -103,20 +103,20 @@ def test_a_figure_of_the_page_is_near_nvidia_smi_s() -> None:
     assert telemetry.compare_with_smi(_POWER, page, {}).held is False
 
 
-def test_units_are_put_right_before_they_are_compared() -> None:
+def test_units_are_converted_before_comparing() -> None:
     used = ComparedMetric("nv_gpu_memory_used_bytes", "memory.used", 1 << 20, 0.02, 0)
 
     assert used.is_close(1000 << 20, 1000.0)
     assert not used.is_close(1000 << 20, 900.0)
 
 
-def test_a_page_adds_up_what_a_metric_says_of_all_its_labels() -> None:
+def test_a_page_sums_a_metric_over_all_its_labels() -> None:
     page = telemetry._parse_page(b'# HELP x\nx{model="a",device="cuda:0"} 1.5\nx{model="b"} 2\ny 3\nz NaNo\n')
 
     assert page == {"x": 3.5, "y": 3.0}
 
 
-def test_energy_is_held_against_the_power_meanwhile() -> None:
+def test_energy_is_compared_with_power_over_the_same_time() -> None:
     first, second = {telemetry.ENERGY: 10.0, telemetry.POWER: 100.0}, {telemetry.ENERGY: 310.0, telemetry.POWER: 200.0}
 
     assert telemetry.energy(first, second, 2.0).held is True
@@ -124,12 +124,12 @@ def test_energy_is_held_against_the_power_meanwhile() -> None:
     assert telemetry.energy({}, second, 2.0).held is False
 
 
-def test_nvidia_smi_s_line_is_read_without_what_it_does_not_know() -> None:
+def test_unknown_values_in_the_output_of_nvidia_smi_are_skipped() -> None:
     assert telemetry.parse_smi(["a", "b", "c"], "1, [N/A], 2.5\n") == {"a": 1.0, "c": 2.5}
     assert telemetry.parse_smi(["a"], "") == {}
 
 
-def test_the_doctor_s_errors_are_found() -> None:
+def test_errors_in_the_doctors_report_are_found() -> None:
     findings = [{"level": "error", "part": "driver", "text": "too old"}, {"level": "ok", "part": "cpu", "text": "fine"}]
 
     assert telemetry.errors_of({"status": 1, "findings": findings}) == ["too old"]

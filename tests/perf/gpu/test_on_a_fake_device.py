@@ -33,7 +33,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     return runtime
 
 
-def test_answers_of_batches_that_overlap_are_the_cpu_s(
+def test_answers_of_overlapping_batches_equal_those_of_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
 ) -> None:
     monkeypatch.setattr(correct, "CHECKED", (("mlp", "fp32"), ("mlp", "fp16")))
@@ -45,14 +45,14 @@ def test_answers_of_batches_that_overlap_are_the_cpu_s(
     assert runtime.copies["h2d"] > 0
 
 
-def test_no_memory_stays_on_the_device(tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_no_memory_stays_allocated_on_the_device(tmp_path: Path, runtime: FakeRuntime) -> None:
     rows = list(memory.report(CheckContext(GPU, tmp_path, quick=True)))
 
     assert [row.what for row in rows] == ["device memory, each load", "process memory, each load"]
     assert rows[0].held is True
 
 
-def test_a_budget_that_is_too_small_refuses_the_load(tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_a_budget_that_is_too_small_rejects_the_load(tmp_path: Path, runtime: FakeRuntime) -> None:
     runtime.take(1 << 20, 0)  # as a context would
     context = CheckContext(GPU, tmp_path)
     rows = {row.what: row for row in faults._budgets(context)}
@@ -61,7 +61,7 @@ def test_a_budget_that_is_too_small_refuses_the_load(tmp_path: Path, runtime: Fa
     assert all(row.held for row in rows.values()), rows
 
 
-def test_graphs_are_captured_before_it_is_said_what_they_take(
+def test_graphs_are_captured_before_their_memory_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
 ) -> None:
     monkeypatch.setattr(graphs, "KINDS", ("mlp",))
@@ -76,7 +76,7 @@ def test_graphs_are_captured_before_it_is_said_what_they_take(
     assert {row.held for row in rows[1:]} == {None}
 
 
-def test_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
+def test_all_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
     monkeypatch.setattr(sizes, "SETTINGS", (("encoder", ""),))
     rows = list(sizes.report(CheckContext(GPU, tmp_path, quick=True)))
 
@@ -121,7 +121,9 @@ class Sharing:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "encoder"])
-def test_answers_in_a_client_s_device_memory_are_the_cpu_s(kind: str, tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_answers_in_client_device_memory_equal_those_of_the_cpu(
+    kind: str, tmp_path: Path, runtime: FakeRuntime
+) -> None:
     context = CheckContext(GPU, tmp_path, quick=True)
     variant = context.variant(kind, "fp16")
     wanted = correct.on_cpu(context, context.variant(kind, "fp32"))
@@ -131,7 +133,7 @@ def test_answers_in_a_client_s_device_memory_are_the_cpu_s(kind: str, tmp_path: 
     assert set(runtime.alive.values()) == {0}
 
 
-def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_an_answer_that_was_never_written_fails_the_check(tmp_path: Path, runtime: FakeRuntime) -> None:
     context = CheckContext(GPU, tmp_path, quick=True)
     variant = context.variant("mlp", "fp16")
     server: Any = Sharing(runtime, context, variant, writes=False)
@@ -140,7 +142,7 @@ def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: Fa
 
 
 @pytest.mark.slow
-def test_who_takes_memory_away_changes_no_other_s_answers(tmp_path: Path) -> None:
+def test_a_client_that_truncates_its_memory_changes_no_other_answer(tmp_path: Path) -> None:
     context = CheckContext("cpu", tmp_path, quick=True)
     variant = context.variant("cnn", "fp16")  # halves come in no JSON
     context.file(variant)

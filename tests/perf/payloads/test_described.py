@@ -32,7 +32,7 @@ def configured(**config: Any) -> Server:
     return Server({"m": {"max_batch_size": 8, **config}})
 
 
-def test_rows_are_left_out_of_shapes_where_a_model_batches() -> None:
+def test_shapes_of_a_batching_model_omit_the_rows() -> None:
     found = describe_model(configured(), "m", "2")
 
     assert found.inputs == (Tensor("image", "FP32", (3, -1)),)
@@ -40,21 +40,21 @@ def test_rows_are_left_out_of_shapes_where_a_model_batches() -> None:
     assert (found.name, found.version, found.platform, found.max_batch_size) == ("m", "2", "p", 8)
 
 
-def test_shapes_are_whole_where_a_model_does_not_batch() -> None:
+def test_shapes_of_a_model_that_does_not_batch_are_complete() -> None:
     found = describe_model(configured(max_batch_size=0), "m")
 
     assert found.inputs[0].shape == (-1, 3, -1)
     assert not found.batched
 
 
-def test_without_a_configuration_a_free_dimension_that_all_inputs_begin_with_is_rows() -> None:
+def test_without_a_configuration_a_free_first_dimension_of_all_inputs_is_rows() -> None:
     assert describe_model(Server({}), "m").max_batch_size == UNKNOWN_BATCH_SIZE
     assert describe_model(Server({}), "m").inputs[0].shape == (3, -1)
     assert describe_model(Server({}, inputs=[IMAGE, {**WORD, "shape": [1]}]), "m").inputs[0].shape == (-1, 3, -1)
     assert describe_model(Server({}, inputs=[], outputs=None), "m").max_batch_size == 0
 
 
-def test_numbers_written_as_text_are_numbers() -> None:
+def test_numbers_written_as_text_are_parsed() -> None:
     server = Server({"m": {"max_batch_size": "4"}})
 
     assert describe_model(server, "m").max_batch_size == 4
@@ -70,7 +70,7 @@ def test_numbers_written_as_text_are_numbers() -> None:
         ({}, (False, False)),
     ],
 )
-def test_a_scheduler_is_there_if_it_is_not_null(config: dict[str, Any], told: tuple[bool, bool]) -> None:
+def test_a_scheduler_that_is_null_is_absent(config: dict[str, Any], told: tuple[bool, bool]) -> None:
     found = describe_model(configured(**config), "m")
 
     assert (found.sequences, found.dynamic_batching) == told
@@ -86,7 +86,7 @@ def test_a_model_may_be_decoupled_and_cached() -> None:
     assert (plain.decoupled, plain.response_cache) == (False, False)
 
 
-def test_shape_tensors_and_optional_inputs_are_known_by_the_configuration() -> None:
+def test_the_configuration_marks_shape_tensors_and_optional_inputs() -> None:
     found = describe_model(configured(input=[{"name": "image", "is_shape_tensor": True, "optional": True}]), "m")
 
     assert found.inputs[0].shape_tensor
@@ -94,17 +94,17 @@ def test_shape_tensors_and_optional_inputs_are_known_by_the_configuration() -> N
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
-def test_a_tensor_of_the_configuration_that_metadata_lacks_is_an_error(kind: str) -> None:
+def test_a_tensor_in_the_configuration_but_not_in_the_metadata_is_an_error(kind: str) -> None:
     with pytest.raises(DescriptionError, match=f"no metadata found for {kind} tensor 'ghost'"):
         describe_model(configured(**{kind: [{"name": "ghost"}]}), "m")
 
 
-def test_metadata_that_cannot_be_read_is_an_error() -> None:
+def test_unreadable_metadata_is_an_error() -> None:
     with pytest.raises(DescriptionError, match="cannot be read"):
         describe_model(Server({}, inputs=[{"name": "x", "datatype": "FP32"}]), "m")
 
 
-def test_an_ensemble_is_followed_all_the_way_down_and_a_circle_ends() -> None:
+def test_an_ensemble_is_followed_to_all_depths_and_a_cycle_ends() -> None:
     def steps(*models: tuple[str, int]) -> dict[str, Any]:
         return {"ensemble_scheduling": {"step": [{"model_name": name, "model_version": v} for name, v in models]}}
 
@@ -123,7 +123,7 @@ def test_an_ensemble_is_followed_all_the_way_down_and_a_circle_ends() -> None:
     assert found.response_cache
 
 
-def test_what_a_model_calls_by_itself_stands_beside_what_it_is_composed_of() -> None:
+def test_models_that_a_model_calls_are_listed_with_those_it_is_composed_of() -> None:
     server = Server({"m": {"max_batch_size": 8}, "bls": {"sequence_batching": {}}})
 
     found = describe_model(server, "m", bls=[("bls", "1"), ("other", "")])
@@ -132,7 +132,7 @@ def test_what_a_model_calls_by_itself_stands_beside_what_it_is_composed_of() -> 
     assert not found.sequences
 
 
-def test_inputs_that_metadata_does_not_name_are_told() -> None:
+def test_inputs_missing_from_the_metadata_can_be_declared() -> None:
     server = Server({}, inputs=[], outputs=[])
 
     found = describe_model(server, "m", inputs=[IMAGE])

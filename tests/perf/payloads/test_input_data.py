@@ -50,7 +50,7 @@ def one_step(folder: Path, entry: Any, tensor: Tensor = X, **asked: Any) -> Valu
     return read(model_of(tensor), file_of(folder, {"data": [{"x": entry}]}), **asked).streams[0][0]["x"]
 
 
-def test_random_input_is_one_step_and_the_same_for_a_seed() -> None:
+def test_random_input_is_one_step_determined_by_the_seed() -> None:
     model = model_of(X, WORDS, MAYBE)
     made = read(model, "random")
 
@@ -62,42 +62,42 @@ def test_random_input_is_one_step_and_the_same_for_a_seed() -> None:
     assert len(elements_of(made.streams[0][0]["words"].raw, "")[0]) == 128
 
 
-def test_zeros_are_for_numbers_and_strings_stay_random() -> None:
+def test_zero_input_applies_to_numbers_and_strings_stay_random() -> None:
     row = read(model_of(X, WORDS), "zero", string_length=3).streams[0][0]
 
     assert row["x"].raw == bytes(8)
     assert [len(each) for each in elements_of(row["words"].raw, "")] == [3, 3]
 
 
-def test_a_string_can_be_said() -> None:
+def test_a_string_can_be_specified() -> None:
     row = read(model_of(WORDS), "random", string="hello").streams[0][0]
 
     assert elements_of(row["words"].raw, "") == [b"hello", b"hello"]
 
 
-def test_a_free_dimension_has_to_be_told() -> None:
+def test_a_free_dimension_must_be_specified() -> None:
     assert "--shape x:1,2" in refused(model_of(FREE), "random")
     assert read(model_of(FREE), "random", shapes={"x": (3, 2)}).streams[0][0]["x"].shape == (3, 2)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 3), (-1, 2), (1, 3, 2)])
-def test_a_shape_that_does_not_fit_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_shape_that_does_not_fit_is_rejected(shape: tuple[int, ...]) -> None:
     assert refused(model_of(FREE), "random", shapes={"x": shape}).startswith("--shape x: ")
 
 
-def test_a_shape_for_what_is_no_input_is_refused() -> None:
+def test_a_shape_for_an_unknown_input_is_rejected() -> None:
     assert refused(model_of(X), "random", shapes={"z": (1,)}).startswith("--shape z: model 'm' has no such input")
 
 
-def test_shape_tensors_are_not_made_up() -> None:
+def test_shape_tensors_are_not_generated() -> None:
     assert "shape tensor" in refused(model_of(Tensor("x", "INT32", (2,), shape_tensor=True)), "zero")
 
 
-def test_a_model_without_inputs_is_refused() -> None:
+def test_a_model_without_inputs_is_rejected() -> None:
     assert "names no inputs; tell them with --input" in refused(model_of(), "random")
 
 
-def test_steps_of_all_files_are_one_stream(tmp_path: Path) -> None:
+def test_steps_of_all_files_form_one_stream(tmp_path: Path) -> None:
     paths = [file_of(tmp_path, {"data": [{"x": [n, 0]}, {"x": [n, 1]}]}, f"{n}.json") for n in (1, 2)]
 
     found = read(model_of(X), *paths)
@@ -124,18 +124,18 @@ def test_streams_of_all_files_follow_each_other(tmp_path: Path) -> None:
         {"content": {"b64": base64.b64encode(ints(1, 2, 3, 4)).decode()}, "shape": [2, 2]},
     ],
 )
-def test_values_may_be_written_in_several_ways(tmp_path: Path, entry: Any) -> None:
+def test_values_may_be_written_in_several_forms(tmp_path: Path, entry: Any) -> None:
     assert one_step(tmp_path, entry, FREE, shapes={"x": (2, 2)}) == Values((2, 2), ints(1, 2, 3, 4))
 
 
-def test_a_step_s_own_shape_goes_before_that_of_the_command_line(tmp_path: Path) -> None:
+def test_the_shape_in_a_step_overrides_the_command_line(tmp_path: Path) -> None:
     entry = {"content": [1, 2], "shape": [1, 2]}
 
     assert one_step(tmp_path, entry, FREE, shapes={"x": (2, 2)}).shape == (1, 2)
     assert one_step(tmp_path, entry, FREE).shape == (1, 2)
 
 
-def test_numbers_that_are_not_finite_may_be_written_as_words(tmp_path: Path) -> None:
+def test_non_finite_numbers_may_be_written_as_words(tmp_path: Path) -> None:
     path = file_of(tmp_path, '{"data": [{"x": [NaN, -Infinity]}]}')
 
     row = read(model_of(Tensor("x", "FP32", (2,))), path).streams[0][0]
@@ -143,7 +143,7 @@ def test_numbers_that_are_not_finite_may_be_written_as_words(tmp_path: Path) -> 
     assert np.isnan(np.frombuffer(row["x"].raw, "<f4")[0])
 
 
-def test_optional_inputs_may_be_missing_and_others_not(tmp_path: Path) -> None:
+def test_only_optional_inputs_may_be_missing(tmp_path: Path) -> None:
     path = file_of(tmp_path, {"data": [{"x": [1, 2], "model": "is for others"}]})
 
     assert read(model_of(X, MAYBE), path).streams[0][0].keys() == {"x"}
@@ -172,7 +172,7 @@ def test_optional_inputs_may_be_missing_and_others_not(tmp_path: Path) -> None:
         ({"data": [{"x": [1, 2]}], "validation_data": [{"x": [1]}]}, "whose members are outputs"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_with_its_name_and_place(tmp_path: Path, document: Any, text: str) -> None:
+def test_an_invalid_file_is_rejected_with_its_name_and_position(tmp_path: Path, document: Any, text: str) -> None:
     path = file_of(tmp_path, document)
 
     told = refused(model_of(X), path)
@@ -181,18 +181,18 @@ def test_a_file_that_is_wrong_is_refused_with_its_name_and_place(tmp_path: Path,
     assert text in told
 
 
-def test_a_free_dimension_that_no_step_tells_is_refused(tmp_path: Path) -> None:
+def test_a_free_dimension_that_no_step_specifies_is_rejected(tmp_path: Path) -> None:
     assert "neither here ('shape') nor by --shape" in refused(
         model_of(FREE), file_of(tmp_path, {"data": [{"x": [1, 2]}]})
     )
 
 
-def test_a_file_that_is_not_there_is_refused() -> None:
+def test_a_missing_file_is_rejected() -> None:
     assert refused(model_of(X), "nowhere") == "--input-data nowhere: it cannot be read: No such file or directory"
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_answers_should_be_is_read_and_said_not_to_be_compared(tmp_path: Path, nested: bool) -> None:
+def test_expected_outputs_are_read_and_reported_as_not_compared(tmp_path: Path, nested: bool) -> None:
     data, wanted = {"x": [1, 2]}, {"y": [0.5]}
     document = {"data": [[data]] if nested else [data], "validation_data": [[wanted]] if nested else [wanted]}
 
@@ -203,7 +203,7 @@ def test_what_answers_should_be_is_read_and_said_not_to_be_compared(tmp_path: Pa
 
 @settings(max_examples=40)
 @given(ANYTHING)
-def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, anything: Any) -> None:
+def test_any_file_is_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, anything: Any) -> None:
     folder = tmp_path_factory.getbasetemp()
     for document in (
         anything,
@@ -240,7 +240,7 @@ def test_a_folder_has_a_file_for_each_input(tmp_path: Path) -> None:
         ({"x": ints(1, 2), "words": b"a\nb", "z": b""}, "file 'z' is named after no input"),
     ],
 )
-def test_a_folder_that_is_wrong_is_refused(tmp_path: Path, files: dict[str, bytes], text: str) -> None:
+def test_an_invalid_folder_is_rejected(tmp_path: Path, files: dict[str, bytes], text: str) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
 
@@ -250,14 +250,14 @@ def test_a_folder_that_is_wrong_is_refused(tmp_path: Path, files: dict[str, byte
     assert text in told
 
 
-def test_a_folder_needs_shapes_where_they_are_free(tmp_path: Path) -> None:
+def test_a_folder_needs_shapes_for_free_dimensions(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(ints(1, 2))
 
     assert "--shape x:1,2" in refused(model_of(FREE), str(tmp_path))
     assert read(model_of(FREE), str(tmp_path), shapes={"x": (1, 2)}).streams[0][0]["x"].shape == (1, 2)
 
 
-def test_whole_numbers_may_be_given_for_floats(tmp_path: Path) -> None:
+def test_whole_numbers_are_accepted_for_floats(tmp_path: Path) -> None:
     path = file_of(tmp_path, {"data": [{"x": [1, 2]}]})
 
     assert read(model_of(Tensor("x", "FP64", (2,))), path).streams[0][0]["x"].raw == np.array([1.0, 2.0]).tobytes()

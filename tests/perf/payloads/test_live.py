@@ -88,7 +88,7 @@ def model(live: Live, name: str) -> ModelDescription:
     return describe_model(control(live), name)
 
 
-def test_strings_come_back_as_they_were_sent(live: Live, target: Target) -> None:
+def test_strings_return_as_they_were_sent(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (2,)}, string="hé", batch=2)
     with prepare_payloads(model(live, "words"), words, target, control(live)) as found:
         (answer,) = asked(target, [next(found.payloads.stream(0))])
@@ -96,7 +96,7 @@ def test_strings_come_back_as_they_were_sent(live: Live, target: Target) -> None
     assert answer["y"] == b"\3\0\0\0h\xc3\xa9" * 4
 
 
-def test_sequences_keep_their_state_apart_and_end(live: Live, target: Target, tmp_path: Path) -> None:
+def test_sequences_keep_separate_state_and_end(live: Live, target: Target, tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [[{"x": [1]}, {"x": [2]}], [{"x": [10]}, {"x": [20]}, {"x": [30]}]]}))
     sums = model(live, "sums")
@@ -111,7 +111,7 @@ def test_sequences_keep_their_state_apart_and_end(live: Live, target: Target, tm
     assert got == [1, 10, 3, 30, 10, 60, 30, 1, 60, 3]
 
 
-def test_tensors_lie_in_shared_memory(live: Live, target: Target) -> None:
+def test_tensors_are_placed_in_shared_memory(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (1,)}, string="abc", shared_memory="system", output_shared_memory_bytes=16)
     with prepare_payloads(model(live, "words"), words, target, control(live)) as found:
         request = next(found.payloads.stream(0))

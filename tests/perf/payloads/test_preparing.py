@@ -70,7 +70,7 @@ def requests(found: Prepared, count: int, slot: int = 0) -> list[bytes]:
 
 @pytest.mark.parametrize("target", [HTTP, GRPC])
 @pytest.mark.parametrize("sequences", [False, True])
-def test_payloads_travel_and_send_the_same_there(target: Target, sequences: bool) -> None:
+def test_payloads_pickle_and_send_the_same_requests(target: Target, sequences: bool) -> None:
     model = model_of(X, sequences=sequences)
     with ready(model, target, batch=2) as found:
         travelled = Prepared(pickle.loads(pickle.dumps(found.payloads)))
@@ -79,7 +79,7 @@ def test_payloads_travel_and_send_the_same_there(target: Target, sequences: bool
         assert requests(travelled, 30) == requests(found, 30)
 
 
-def test_requests_that_stand_alone_are_sent_in_turn_by_each_slot(tmp_path: Path) -> None:
+def test_independent_requests_are_sent_in_turn_by_each_slot(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [{"x": [number, 0]} for number in range(3)]}))
     with ready(model_of(X), source=(str(path),)) as found:
@@ -89,7 +89,7 @@ def test_requests_that_stand_alone_are_sent_in_turn_by_each_slot(tmp_path: Path)
     assert found.payloads.ending(1) is None
 
 
-def test_streams_are_for_sequences_and_that_is_said(tmp_path: Path) -> None:
+def test_streams_without_sequences_are_noted(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [[{"x": [1, 0]}], [{"x": [2, 0]}]]}))
     with ready(model_of(X), source=(str(path),)) as found:
@@ -102,7 +102,7 @@ def test_streams_are_for_sequences_and_that_is_said(tmp_path: Path) -> None:
         ]  # fmt: skip
 
 
-def test_sequences_are_twenty_long_or_as_told_or_as_the_user_s_own(tmp_path: Path) -> None:
+def test_the_length_of_sequences_is_twenty_or_as_specified_or_that_of_the_data(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [{"x": [1, 0]}, {"x": [2, 0]}]}))
 
@@ -117,7 +117,7 @@ def test_sequences_are_twenty_long_or_as_told_or_as_the_user_s_own(tmp_path: Pat
     assert length(source=(str(path),), sequence_length=7) == 7
 
 
-def test_a_stream_of_a_decoupled_model_asks_to_be_told_the_end() -> None:
+def test_requests_to_a_decoupled_model_ask_for_an_empty_final_response() -> None:
     model = model_of(X, decoupled=True)
     streaming = Target("host", 80, grpc=GrpcCall("/m", streaming=True))
     with ready(model, streaming) as one, ready(model, GRPC) as other:
@@ -137,7 +137,7 @@ def test_a_stream_of_a_decoupled_model_asks_to_be_told_the_end() -> None:
         ({"sequence_ids": (1, 3)}, "--sequence-id-range 1:4: 3 ids are fewer than the 4 sequences"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_in_the_words_of_its_flag(
+def test_input_that_cannot_be_sent_is_rejected_naming_the_flag(
     asked: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_regions, "find_runtime", lambda: None)
@@ -146,13 +146,13 @@ def test_what_cannot_be_sent_is_refused_in_the_words_of_its_flag(
 
 
 @pytest.mark.parametrize("sequences", [False, True])
-def test_what_json_cannot_carry_is_told_before_anything_is_sent(sequences: bool) -> None:
+def test_values_that_json_cannot_represent_are_rejected_in_advance(sequences: bool) -> None:
     model = model_of(Tensor("h", "FP16", (1,)), sequences=sequences)
     with pytest.raises(InputError, match="--input-tensor-format json"), ready(model, binary_input=False):
         pass
 
 
-def test_shared_memory_holds_what_would_have_been_sent(tmp_path: Path) -> None:
+def test_shared_memory_has_the_bytes_that_requests_would_carry(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [{"x": [number, 0], "w": ["a" * number]} for number in range(3)]}))
     asked = Input(source=(str(path),), batch=2, shared_memory="system", output_shared_memory_bytes=50)
@@ -174,7 +174,7 @@ def test_shared_memory_holds_what_would_have_been_sent(tmp_path: Path) -> None:
     assert parts == [b"\0\0\0\0\1\0\0\0a", b"\2\0\0\0aa\0\0\0\0", b"\1\0\0\0a\2\0\0\0aa"]
 
 
-def test_shared_memory_goes_with_its_block_however_that_ends() -> None:
+def test_shared_memory_is_removed_when_its_block_ends_in_any_way() -> None:
     server = Registry()
     with pytest.raises(KeyError), prepare_payloads(MODEL, Input(shared_memory="system"), HTTP, server):
         raise KeyError
@@ -183,7 +183,7 @@ def test_shared_memory_goes_with_its_block_however_that_ends() -> None:
     assert [key for key in server.keys.values() if Path(f"/dev/shm{key}").exists()] == []
 
 
-def test_shared_memory_that_was_made_goes_where_the_server_refuses_more() -> None:
+def test_shared_memory_is_removed_if_the_server_rejects_a_later_region() -> None:
     server = Registry(most=2)
     with pytest.raises(ControlError), prepare_payloads(MODEL, Input(shared_memory="system"), HTTP, server):
         pass
@@ -192,7 +192,7 @@ def test_shared_memory_that_was_made_goes_where_the_server_refuses_more() -> Non
     assert [key for key in server.keys.values() if Path(f"/dev/shm{key}").exists()] == []
 
 
-def test_two_runs_share_no_region() -> None:
+def test_two_runs_use_different_regions() -> None:
     server = Registry()
     asked = Input(shared_memory="system")
     with prepare_payloads(MODEL, asked, HTTP, server), prepare_payloads(MODEL, asked, GRPC, server):
@@ -208,7 +208,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
 
 
 @pytest.mark.parametrize("target", [HTTP, GRPC])
-def test_device_memory_holds_the_same_and_goes_with_its_block(device: FakeRuntime, target: Target) -> None:
+def test_device_memory_has_the_same_bytes_and_is_freed_with_its_block(device: FakeRuntime, target: Target) -> None:
     server = Registry()
     asked = Input(shared_memory="cuda", batch=2, seed=7)
     with prepare_payloads(MODEL, asked, target, server) as found:
@@ -227,7 +227,7 @@ def test_device_memory_holds_the_same_and_goes_with_its_block(device: FakeRuntim
     assert device.alive["device"] == 0
 
 
-def test_device_memory_that_was_made_goes_where_the_server_or_the_device_refuses_more(device: FakeRuntime) -> None:
+def test_device_memory_is_freed_if_the_server_or_the_device_rejects_a_later_region(device: FakeRuntime) -> None:
     with (
         pytest.raises(ControlError),
         prepare_payloads(MODEL, Input(shared_memory="cuda"), HTTP, server := Registry(most=2)),

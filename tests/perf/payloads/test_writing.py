@@ -40,7 +40,7 @@ def same_parameters(options: Options, parameters: tuple[Parameter, ...]) -> bool
 
 @settings(max_examples=50)
 @given(asked(), PARAMETERS)
-def test_a_binary_request_says_what_was_asked(
+def test_a_binary_request_contains_what_was_specified(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
     model, step = drawn
@@ -55,7 +55,7 @@ def test_a_binary_request_says_what_was_asked(
 
 @settings(max_examples=50)
 @given(asked(json=True), PARAMETERS)
-def test_a_json_request_says_what_was_asked(
+def test_a_json_request_contains_what_was_specified(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
     model, step = drawn
@@ -70,7 +70,7 @@ def test_a_json_request_says_what_was_asked(
 
 @settings(max_examples=50)
 @given(asked(), PARAMETERS)
-def test_a_grpc_request_says_what_was_asked(
+def test_a_grpc_request_contains_what_was_specified(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
     model, step = drawn
@@ -82,7 +82,7 @@ def test_a_grpc_request_says_what_was_asked(
 
 @settings(max_examples=50)
 @given(asked(), IDS, st.integers(0, 3), PARAMETERS, st.booleans())
-def test_a_sequence_s_request_says_which_it_is_and_where_in_it(
+def test_a_request_of_a_sequence_has_its_id_and_position(
     drawn: tuple[ModelDescription, Step], number: int, mark: int, parameters: tuple[Parameter, ...], grpc: bool
 ) -> None:
     model, step = drawn
@@ -96,7 +96,7 @@ def test_a_sequence_s_request_says_which_it_is_and_where_in_it(
     assert same_parameters(options, parameters)
 
 
-def test_a_head_has_what_the_request_needs_and_no_more() -> None:
+def test_a_head_has_only_the_headers_that_the_request_needs() -> None:
     found = http(HttpWriter(CALL, TARGET).whole(ONE))
 
     assert found.path == "/v2/models/m/infer"
@@ -104,7 +104,7 @@ def test_a_head_has_what_the_request_needs_and_no_more() -> None:
     assert found.headers["host"] == "host:80"
 
 
-def test_json_alone_has_no_length_of_its_own_told() -> None:
+def test_a_request_of_json_alone_has_no_json_length_header() -> None:
     found = http(HttpWriter(CALL, TARGET, binary_input=False).whole(ONE))
 
     assert list(found.headers) == ["host", "content-type", "content-length"]
@@ -114,14 +114,14 @@ def test_json_alone_has_no_length_of_its_own_told() -> None:
 @pytest.mark.parametrize(
     ("binary", "outputs"), [(True, [{"name": "y", "parameters": {"binary_data": True}}]), (False, [{"name": "y"}])]
 )
-def test_outputs_are_asked_for_by_name(binary: bool, outputs: list[Any]) -> None:
+def test_outputs_are_requested_by_name(binary: bool, outputs: list[Any]) -> None:
     document = written(HttpWriter(CALL, TARGET, binary_output=binary))
 
     assert document["outputs"] == outputs
     assert document.keys() == {"inputs", "outputs"}
 
 
-def test_a_model_without_known_outputs_is_asked_for_all_it_has() -> None:
+def test_all_outputs_are_requested_if_none_are_known() -> None:
     assert written(HttpWriter(Call("m", "", ()), TARGET)).keys() == {"inputs"}
 
 
@@ -132,11 +132,11 @@ def test_names_and_versions_are_quoted_in_the_path() -> None:
     assert http(writer.whole(ONE)).headers["host"] == "[::1]:80"
 
 
-def test_behind_a_socket_in_the_file_system_the_host_is_the_local_one() -> None:
+def test_over_a_unix_socket_the_host_header_is_localhost() -> None:
     assert http(HttpWriter(CALL, Target("/run/server.sock", 0)).whole(ONE)).headers["host"] == "localhost"
 
 
-def test_the_user_s_headers_are_sent_and_their_host_is_the_only_one() -> None:
+def test_user_headers_are_sent_and_their_host_replaces_ours() -> None:
     headers = (("Authorization", "Bearer x"), ("host", "other"))
 
     found = http(HttpWriter(CALL, TARGET, headers).whole(ONE))
@@ -148,12 +148,12 @@ def test_the_user_s_headers_are_sent_and_their_host_is_the_only_one() -> None:
 @pytest.mark.parametrize(
     "header", [("Content-Length", "1"), ("content-type", "x"), ("a b", "1"), ("", "1"), ("a", "1\r\nb: 2"), ("a", "☺")]
 )
-def test_headers_that_would_break_a_request_are_refused(header: tuple[str, str]) -> None:
+def test_headers_that_would_break_a_request_are_rejected(header: tuple[str, str]) -> None:
     with pytest.raises(InputError, match=r"^-H"):
         HttpWriter(CALL, TARGET, (header,)).whole(ONE)
 
 
-def test_shared_memory_is_named_and_nothing_is_carried() -> None:
+def test_shared_memory_is_referred_to_and_no_tensor_is_carried() -> None:
     call = Call("m", "", (RequestedOutput("y", Place("o", 0, 12)),))
     there = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 64}
 
@@ -166,7 +166,7 @@ def test_shared_memory_is_named_and_nothing_is_carried() -> None:
     assert document["outputs"][0]["parameters"] == {"shared_memory_region": "o", "shared_memory_byte_size": 12}
 
 
-def test_shared_memory_is_named_over_grpc_too() -> None:
+def test_shared_memory_is_referred_to_over_grpc_too() -> None:
     found = message(GrpcWriter(Call("m", "", (RequestedOutput("y", Place("o", 0, 12)),))).whole(PLACED))
 
     assert not found.raw_input_contents
@@ -176,7 +176,7 @@ def test_shared_memory_is_named_over_grpc_too() -> None:
     assert found.outputs[0].parameters["shared_memory_byte_size"].int64_param == 12
 
 
-def test_a_decoupled_model_is_asked_to_say_when_no_more_comes() -> None:
+def test_a_decoupled_model_is_asked_for_an_empty_final_response() -> None:
     assert not message(GrpcWriter(CALL).whole(ONE)).parameters
     assert (
         message(GrpcWriter(CALL, empty_final=True).whole(ONE))
@@ -185,7 +185,7 @@ def test_a_decoupled_model_is_asked_to_say_when_no_more_comes() -> None:
     )
 
 
-def test_a_whole_number_that_needs_64_bits_is_unsigned_over_grpc() -> None:
+def test_a_whole_number_beyond_63_bits_is_unsigned_over_grpc() -> None:
     found = message(GrpcWriter(Call("m", "", (), (("big", 2**64 - 1), ("small", -1)))).whole(ONE))
 
     assert found.parameters["big"].uint64_param == 2**64 - 1
@@ -193,7 +193,7 @@ def test_a_whole_number_that_needs_64_bits_is_unsigned_over_grpc() -> None:
 
 
 @pytest.mark.parametrize("grpc", [False, True])
-def test_the_same_request_is_the_same_bytes(grpc: bool) -> None:
+def test_the_same_request_has_the_same_bytes(grpc: bool) -> None:
     call = Call("m", "", (RequestedOutput("y"),), (("b", 1), ("a", "x"), ("c", 0.5)))
 
     def once() -> bytes:
@@ -210,12 +210,12 @@ def test_the_same_request_is_the_same_bytes(grpc: bool) -> None:
         ((InputTensor("s", "BYTES", (1,), b"\1\0\0\0\xff"),), "BYTES"),
     ],
 )
-def test_what_json_cannot_carry_is_refused_in_the_words_of_the_flag(step: Step, text: str) -> None:
+def test_values_that_json_cannot_represent_are_rejected_naming_the_flag(step: Step, text: str) -> None:
     with pytest.raises(InputError, match=f"^--input-tensor-format json.*{text}"):
         HttpWriter(CALL, TARGET, binary_input=False).whole(step)
 
 
 @pytest.mark.parametrize("names", [["sequence_id"], ["binary_data_output"], [""], ["a", "a"]])
-def test_parameters_that_are_the_protocol_s_or_twice_are_refused(names: list[str]) -> None:
+def test_reserved_and_duplicate_parameters_are_rejected(names: list[str]) -> None:
     with pytest.raises(InputError, match=r"^--request-parameter"):
         check_parameters([(name, 1) for name in names])

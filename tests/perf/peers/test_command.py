@@ -23,7 +23,7 @@ def parsed(*words: str) -> Any:
     return command.parser().parse_args(words)
 
 
-def test_unless_told_otherwise_it_is_all_of_them() -> None:
+def test_by_default_all_peers_models_and_wires_are_measured() -> None:
     asked = parsed()
 
     assert (asked.peers, asked.models, asked.wires) == (
@@ -51,7 +51,7 @@ def test_lists_are_put_in_order() -> None:
         (["--seconds", "x"], "from 0.1 to 3600"),
     ],
 )
-def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_rejected(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(words)
 
@@ -60,13 +60,13 @@ def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.Cap
 
 
 @given(st.text(max_size=12))
-def test_any_number_reads_or_is_refused_in_a_line(text: str) -> None:
+def test_any_number_is_parsed_or_rejected_in_one_line(text: str) -> None:
     for read in (command._counts, command._seconds, command._choices_of(PEERS)):
         with contextlib.suppress(argparse.ArgumentTypeError):
             assert read(text)
 
 
-def test_the_list_tells_each_peer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_list_shows_each_peer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert command.main(["--list", "--folder", str(tmp_path)]) == 0
 
     said = capsys.readouterr().out
@@ -82,7 +82,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
+def test_a_peer_that_cannot_be_installed_is_reported_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def provide(peer: Any, *words: Any) -> environments.Environment:
@@ -105,7 +105,7 @@ def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_it_writes_what_it_has(
+def test_an_interrupted_run_writes_its_results_so_far(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], by: signal.Signals
 ) -> None:
     def measure(plan: Any, peers: Any, models: Any, found: results.Results, say: Any) -> None:

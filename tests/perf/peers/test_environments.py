@@ -13,7 +13,7 @@ from penstock.perf.peers.environments import InstallError
 WANTED = ("mosec==1.0", "onnxruntime==2.0")
 
 
-def test_one_that_was_installed_for_the_same_is_current(tmp_path: Path) -> None:
+def test_an_environment_with_the_same_requirements_is_current(tmp_path: Path) -> None:
     said: list[str] = []
     commands: list[list[str]] = []
 
@@ -33,7 +33,7 @@ def test_one_that_was_installed_for_the_same_is_current(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_one_whose_stamp_does_not_read_is_not_current(tmp_path: Path, text: str) -> None:
+def test_an_environment_with_an_unreadable_stamp_is_not_current(tmp_path: Path, text: str) -> None:
     (tmp_path / "installed.json").write_text(text)
 
     assert not environments.is_current(tmp_path, WANTED)
@@ -47,14 +47,14 @@ def test_penstock_needs_no_environment(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_an_install_that_fails_says_pips_last_error() -> None:
+def test_a_failed_install_reports_the_last_error_of_pip() -> None:
     program = "print('ERROR: no such version'); raise SystemExit(1)"
 
     with pytest.raises(InstallError, match=r"^no such version$"):
         environments._run([sys.executable, "-c", program], lambda text: None)
 
 
-def test_a_python_that_is_not_there_is_told() -> None:
+def test_a_missing_python_is_reported() -> None:
     with pytest.raises(InstallError, match="nowhere"):
         environments._run(["/nowhere/python"], lambda text: None)
 
@@ -68,11 +68,11 @@ def test_a_python_that_is_not_there_is_told() -> None:
         ([], "it said nothing"),
     ],
 )
-def test_the_reason_is_one_line(lines: list[str], reason: str) -> None:
+def test_the_failure_reason_is_one_line(lines: list[str], reason: str) -> None:
     assert environments.failure_reason(lines) == reason
 
 
-def test_only_pips_steps_are_told() -> None:
+def test_only_the_steps_of_pip_are_reported() -> None:
     said: list[str] = []
     environments._run([sys.executable, "-c", "print('Collecting mosec'); print('noise')"], said.append)
 

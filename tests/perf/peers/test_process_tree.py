@@ -25,7 +25,7 @@ def process(
     (folder / "smaps_rollup").write_text(f"0-1 ---p 0 00:00 0 [rollup]\nRss: {pid * 1024} kB\nPss: 1024 kB\n")
 
 
-def test_children_and_their_children_belong_to_it(tmp_path: Path) -> None:
+def test_a_tree_includes_children_and_their_children(tmp_path: Path) -> None:
     process(tmp_path, 10, 1)
     process(tmp_path, 11, 10)
     process(tmp_path, 9, 11)
@@ -34,7 +34,7 @@ def test_children_and_their_children_belong_to_it(tmp_path: Path) -> None:
     assert sorted(ProcessTree(10, 0, "m", tmp_path).pids()) == [9, 10, 11]
 
 
-def test_a_daemon_that_has_left_is_known_by_its_mark(tmp_path: Path) -> None:
+def test_a_detached_daemon_is_recognized_by_its_mark(tmp_path: Path) -> None:
     process(tmp_path, 10, 1)
     process(tmp_path, 20, 1, f"HOME=/ {MARK}=m")
     process(tmp_path, 21, 20)
@@ -44,7 +44,7 @@ def test_a_daemon_that_has_left_is_known_by_its_mark(tmp_path: Path) -> None:
     assert sorted(ProcessTree(10, 0, "m", tmp_path).pids()) == [10, 20, 21]
 
 
-def test_it_stands_while_its_first_process_lives(tmp_path: Path) -> None:
+def test_a_tree_is_alive_while_its_first_process_lives(tmp_path: Path) -> None:
     process(tmp_path, 10, 1)
     process(tmp_path, 20, 1, f"{MARK}=m")
 
@@ -52,7 +52,7 @@ def test_it_stands_while_its_first_process_lives(tmp_path: Path) -> None:
     assert not ProcessTree(11, 0, "m", tmp_path).is_alive()
 
 
-def test_what_has_ended_no_longer_counts(tmp_path: Path) -> None:
+def test_ended_processes_no_longer_count(tmp_path: Path) -> None:
     process(tmp_path, 10, 1, state="Z")
     (tmp_path / "77").mkdir()  # gone while it was looked at
 
@@ -61,21 +61,21 @@ def test_what_has_ended_no_longer_counts(tmp_path: Path) -> None:
     assert (tree.pids(), tree.cpu_s(), tree.memory()) == ([], 0, Memory(0, 0))
 
 
-def test_time_is_of_all_and_of_those_they_have_waited_for(tmp_path: Path) -> None:
+def test_cpu_time_includes_children_that_were_waited_for(tmp_path: Path) -> None:
     process(tmp_path, 10, 1, ticks=(TICKS, 2 * TICKS, 3 * TICKS, 4 * TICKS))
     process(tmp_path, 11, 10, ticks=(5 * TICKS, 0, 0, 0))
 
     assert ProcessTree(10, 0, "m", tmp_path).cpu_s() == 15
 
 
-def test_memory_is_of_all(tmp_path: Path) -> None:
+def test_memory_is_the_total_of_all_processes(tmp_path: Path) -> None:
     process(tmp_path, 10, 1)
     process(tmp_path, 11, 10)
 
     assert ProcessTree(10, 0, "m", tmp_path).memory() == Memory(rss=21, pss=2)
 
 
-def test_a_daemon_of_ones_own_is_found_and_ended() -> None:
+def test_a_real_daemon_is_found_and_ended() -> None:
     program = (
         "import subprocess, sys\n"
         "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"

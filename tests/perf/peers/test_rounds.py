@@ -34,7 +34,7 @@ def window(*took_ms: float, **more: Any) -> Window:
     return Window(0, 2_000 * MS, ends - (np.array(took_ms) * MS).astype(np.int64), ends, cpu_s=0.5, **more)
 
 
-def test_a_window_gives_rate_latency_and_what_it_cost() -> None:
+def test_a_window_gives_rate_latency_and_cost() -> None:
     found, error = rounds.sample(window(*range(1, 102)), cpu_s=0.002, background_cores=0.01)
 
     assert error == ""
@@ -44,7 +44,7 @@ def test_a_window_gives_rate_latency_and_what_it_cost() -> None:
     assert (found.generator_cores, found.others) == (0.25, 0.01)
 
 
-def test_any_request_that_failed_makes_the_cell_an_error() -> None:
+def test_any_failed_request_makes_the_cell_an_error() -> None:
     found, error = rounds.sample(window(1, 2, errors=Counter({"500: no": 2, "lost": 1})), 0.1, 0)
 
     assert (found, error) == (None, "3 of 5 requests failed: 500: no")
@@ -81,14 +81,14 @@ def refuse() -> Array:
         (refuse, "500: no"),
     ],
 )
-def test_an_answer_is_compared_with_the_offline_one(answer: Callable[[], Array], said: str) -> None:
+def test_an_answer_is_compared_with_the_offline_answer(answer: Callable[[], Array], said: str) -> None:
     row = np.zeros((1, 4), np.float32)
     model = Model("iris", Path("model.onnx"), (row,), (np.array([[0.25, 100]], np.float32),))
 
     assert rounds.verify_answer(cast("Server", Answering(answer)), V2_JSON, model) == said
 
 
-def test_a_plan_asks_a_peer_over_the_wires_it_has() -> None:
+def test_a_plan_uses_the_wires_that_a_peer_has() -> None:
     assert [wire.says for wire in PLAN.wires(PEERS["mosec"])] == ["own JSON", "raw bytes"]
     assert [wire.says for wire in PLAN.wires(PEERS["litserve"])] == ["own JSON"]
 
@@ -100,7 +100,7 @@ def test_the_official_run_takes_at_most_twenty_minutes() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3))
-def test_rows_to_ask_with_are_few_and_short_as_json(shape: list[int]) -> None:
+def test_rows_to_send_are_few_and_short_as_json(shape: list[int]) -> None:
     rows = reference_answers.questions((1, *shape))
 
     assert 2 <= len(rows) <= 8
@@ -203,7 +203,7 @@ def measured(*names: str, **more: Any) -> Results:
     return found
 
 
-def test_peers_take_turns_and_sleep_between_them(stage: Stage) -> None:
+def test_peers_take_turns_and_are_suspended_in_between(stage: Stage) -> None:
     found = measured("penstock", "mosec")
 
     assert [line for line in stage.seen if "8" in line or "1" in line] == [
@@ -219,9 +219,7 @@ def test_peers_take_turns_and_sleep_between_them(stage: Stage) -> None:
     ]  # fmt: skip
 
 
-def test_cpu_is_what_the_server_took_from_the_windows_beginning_on(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_time_is_counted_from_the_beginning_of_the_window(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count(100)  # one second more each time
     monkeypatch.setattr(Standing, "cpu_s", lambda self: float(next(looks)))
 
@@ -231,14 +229,14 @@ def test_cpu_is_what_the_server_took_from_the_windows_beginning_on(
     assert [sample.cpu_us * sample.requests for sample in samples] == pytest.approx([2e6] * 4)
 
 
-def test_one_that_learns_is_started_anew_for_each_turn(stage: Stage) -> None:
+def test_a_peer_that_learns_is_restarted_for_each_turn(stage: Stage) -> None:
     measured("bentoml")
 
     turn = ["start bentoml", "bentoml 1", "bentoml 1", "bentoml 8", "end bentoml"]
     assert stage.seen == ["start bentoml", "bentoml sleeps", "end bentoml", *turn, *turn]
 
 
-def test_one_that_does_not_start_is_told_and_the_others_go_on(stage: Stage) -> None:
+def test_a_peer_that_does_not_start_is_reported_and_the_others_are_measured(stage: Stage) -> None:
     stage.dies.add("mosec")
     found = measured("mosec", "penstock")
 
@@ -246,7 +244,7 @@ def test_one_that_does_not_start_is_told_and_the_others_go_on(stage: Stage) -> N
     assert all(cell.measured for cell in found.cells)
 
 
-def test_one_that_dies_on_the_way_has_the_error_and_no_average(stage: Stage) -> None:
+def test_a_peer_that_dies_during_a_round_has_an_error_and_no_average(stage: Stage) -> None:
     real = stage.start_load
 
     def go(load: Load) -> None:
@@ -260,7 +258,7 @@ def test_one_that_dies_on_the_way_has_the_error_and_no_average(stage: Stage) -> 
     assert {(cell.error, cell.measured) for cell in found.cells} == {("the server closed the connection", False)}
 
 
-def test_one_whose_first_process_has_ended_is_told_though_others_of_it_answer(
+def test_a_peer_whose_first_process_ended_is_an_error_even_if_others_answer(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Standing, "is_alive", lambda self: False)
@@ -268,7 +266,7 @@ def test_one_whose_first_process_has_ended_is_told_though_others_of_it_answer(
     assert {cell.error for cell in measured("penstock").cells} == {"its first process has ended"}
 
 
-def test_a_wire_that_answers_wrong_is_not_loaded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wire_with_a_wrong_answer_is_not_loaded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Standing, "ask", lambda self, wire, model, row: row.ravel() + 1)
     found = measured("penstock")
 

@@ -34,7 +34,7 @@ def test_figures_are_medians_of_the_rounds() -> None:
     assert cell("penstock", 100).median("requests_per_s") == 100
 
 
-def test_a_peer_that_answers_more_is_marked_and_named() -> None:
+def test_a_peer_with_a_higher_rate_is_marked_and_named() -> None:
     said = "\n".join(tables.terminal(run(cell("penstock", 100), cell("mosec", 150))))
 
     assert "150*" in said
@@ -42,7 +42,7 @@ def test_a_peer_that_answers_more_is_marked_and_named() -> None:
     assert "in 0 of 1 comparisons, a peer in 1" in said
 
 
-def test_less_is_better_of_times_and_memory() -> None:
+def test_lower_is_better_for_times_and_memory() -> None:
     first, second = tables.verdicts(run(cell("penstock"), cell("mosec", 50, p99_ms=1.0, pss=40)))
     wins = "p99 ms 1.00 (0.50 times Penstock's), memory MiB 40 (0.80 times Penstock's)"
 
@@ -50,13 +50,13 @@ def test_less_is_better_of_times_and_memory() -> None:
     assert second == f"mosec is better: iris, v2 JSON, 8 at once: {wins}."
 
 
-def test_a_tie_is_no_win() -> None:
+def test_a_tie_is_not_a_win() -> None:
     assert list(tables.verdicts(run(cell("penstock"), cell("mosec")))) == [
         "Penstock answers more requests/s than the peer in 0 of 1 comparisons, a peer in 0, 1 even."
     ]
 
 
-def test_a_cell_that_failed_after_some_rounds_has_no_figures() -> None:
+def test_a_cell_that_failed_in_a_later_round_has_no_figures() -> None:
     half = cell("mosec", 150)
     half.error = "it died"
 
@@ -64,13 +64,13 @@ def test_a_cell_that_failed_after_some_rounds_has_no_figures() -> None:
     assert run(cell("penstock"), half).ratio(half) is None
 
 
-def test_an_error_stands_in_its_cell() -> None:
+def test_an_error_is_shown_in_its_cell() -> None:
     said = "\n".join(tables.terminal(run(cell("penstock"), failed("mlserver", "500: no"))))
 
     assert "mlserver  own JSON  500: no" in said
 
 
-def test_without_penstock_there_is_nothing_to_compare() -> None:
+def test_without_penstock_nothing_is_compared() -> None:
     found = run(failed("penstock", "it ended"), cell("mosec"))
 
     assert list(tables.verdicts(found)) == []
@@ -78,7 +78,7 @@ def test_without_penstock_there_is_nothing_to_compare() -> None:
     assert [row[-1] for row in rows] == ["it ended", ""]
 
 
-def test_cells_come_by_model_wire_and_load_and_then_by_peer() -> None:
+def test_cells_are_ordered_by_model_wire_load_and_peer() -> None:
     cells = [
         Cell(peer, model, kind, kind, concurrency, error="-")
         for peer in ("penstock", "mosec")
@@ -92,7 +92,7 @@ def test_cells_come_by_model_wire_and_load_and_then_by_peer() -> None:
     assert [row[:2] for row in found[0][1]] == [["1", "penstock"], ["1", "mosec"], ["32", "penstock"], ["32", "mosec"]]
 
 
-def test_what_failed_what_disturbed_and_what_is_left_is_said() -> None:
+def test_notes_list_failures_disturbances_and_missing_parts() -> None:
     found = run(cell("mosec", others=0.5), failed={"kserve": "no such version"}, interrupted=True)
 
     assert list(tables.notes(found)) == [
@@ -102,7 +102,7 @@ def test_what_failed_what_disturbed_and_what_is_left_is_said() -> None:
     ]
 
 
-def test_the_page_keeps_what_is_around_the_generated_part() -> None:
+def test_the_generated_part_of_a_page_is_replaced_and_the_rest_kept() -> None:
     page = f"# Title\n\nBefore.\n\n{tables.BEGIN}\nold\n{tables.END}\n\nAfter.\n"
     part = tables.markdown(run(cell("penstock")))
     placed = tables.place(page, part)
@@ -114,7 +114,7 @@ def test_the_page_keeps_what_is_around_the_generated_part() -> None:
 
 
 @given(st.text("ab#\n", max_size=30))
-def test_a_page_without_the_part_gets_it_at_the_end(page: str) -> None:
+def test_a_page_without_a_generated_part_gets_it_at_the_end(page: str) -> None:
     part = tables.markdown(run(cell("penstock")))
     once = tables.place(page, part)
 
@@ -122,7 +122,7 @@ def test_a_page_without_the_part_gets_it_at_the_end(page: str) -> None:
     assert tables.place(once, part) == once
 
 
-def test_markdown_shows_wins_bold_and_every_row_has_all_columns() -> None:
+def test_markdown_shows_wins_in_bold_and_all_columns_in_every_row() -> None:
     text = tables.markdown(
         run(
             cell("penstock", 100), cell("mosec", 150), failed("mlserver", "500: <a|b>\nline"),
@@ -150,5 +150,5 @@ def test_results_are_written_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("others", "count"), [(0.0, 0), (0.08, 0), (0.2, 1)])
-def test_a_calm_cell_is_not_disturbed(others: float, count: int) -> None:
+def test_a_cell_without_background_load_is_not_disturbed(others: float, count: int) -> None:
     assert len(run(cell("penstock", others=others)).disturbed()) == count

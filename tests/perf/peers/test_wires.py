@@ -15,7 +15,7 @@ from penstock.server.protobuf import service_pb2
 ROW = np.array([[0.5, 1.0, -2.25, 3.0]], np.float32)
 
 
-def test_v2_json_names_shape_and_numbers() -> None:
+def test_v2_json_has_shape_and_numbers() -> None:
     asked = wires.V2_JSON.ask("iris", ROW)
 
     assert asked.path == "/v2/models/iris/infer"
@@ -24,7 +24,7 @@ def test_v2_json_names_shape_and_numbers() -> None:
     }
 
 
-def test_v2_binary_puts_the_bytes_behind_a_head_whose_length_is_told() -> None:
+def test_v2_binary_puts_the_bytes_after_a_head_of_declared_length() -> None:
     asked = wires.V2_BINARY.ask("iris", ROW)
     head = int(asked.headers["Inference-Header-Content-Length"])
 
@@ -40,7 +40,7 @@ def test_v2_grpc_writes_a_message() -> None:
 
 
 @pytest.mark.parametrize(("batched", "sent"), [(False, [0.5, 1.0, -2.25, 3.0]), (True, [[0.5, 1.0, -2.25, 3.0]])])
-def test_own_json_holds_the_row_with_or_without_its_dimension(batched: bool, sent: object) -> None:
+def test_own_json_has_the_row_with_or_without_a_batch_dimension(batched: bool, sent: object) -> None:
     asked = wires.own_json("/predict", "x", batched=batched).ask("iris", ROW)
 
     assert (asked.path, json.loads(asked.body)) == ("/predict", {"x": sent})
@@ -51,7 +51,7 @@ def test_own_json_reads_an_object_or_a_list(body: bytes) -> None:
     assert wires.own_json("/", "x").read({}, body).tolist() == [0.5, 2]
 
 
-def test_answers_are_read() -> None:
+def test_answers_are_parsed() -> None:
     given = np.array([0.25, 0.75], np.float32)
     message = service_pb2().ModelInferResponse()
     message.raw_output_contents.append(given.tobytes())
@@ -76,7 +76,7 @@ def test_a_payload_over_http_is_a_whole_request() -> None:
     assert body == ROW.tobytes()
 
 
-def test_a_payload_over_grpc_is_a_message_behind_its_length() -> None:
+def test_a_payload_over_grpc_is_a_message_with_its_length() -> None:
     payload = wires.V2_GRPC.payload("iris", ROW)
 
     assert payload[:5] == b"\0" + (len(payload) - 5).to_bytes(4, "big")
@@ -85,7 +85,7 @@ def test_a_payload_over_grpc_is_a_message_behind_its_length() -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=9))
-def test_json_carries_every_float_there_unchanged(values: list[float]) -> None:
+def test_json_carries_every_float_unchanged(values: list[float]) -> None:
     row = np.array([values], np.float32)
     sent = json.loads(wires.V2_JSON.ask("m", row).body)["inputs"][0]["data"]
 

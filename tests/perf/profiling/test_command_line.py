@@ -45,7 +45,7 @@ def refusal(words: str) -> str:
     return str(refused.value)
 
 
-def test_every_flag_of_perf_analyzer_is_known_and_takes_a_value_where_it_does() -> None:
+def test_every_flag_of_perf_analyzer_is_known_with_or_without_a_value() -> None:
     known = {word: flag for flag in FLAGS for word in (flag.name, flag.short) if word}
 
     assert {*LONG, *SHORT} <= known.keys()
@@ -63,11 +63,11 @@ def test_every_flag_is_in_the_help_and_in_the_docs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "system", "cuda"])
-def test_tensors_lie_where_they_are_told(kind: str) -> None:
+def test_the_shared_memory_flag_selects_where_tensors_are(kind: str) -> None:
     assert options(f"--shared-memory {kind}").input.shared_memory == kind
 
 
-def test_the_defaults_are_perf_analyzers() -> None:
+def test_the_defaults_are_those_of_perf_analyzer() -> None:
     made = options("")
 
     assert (made.concurrency, made.rate, made.intervals) == (Range(1, 1, 1), None, None)
@@ -91,11 +91,11 @@ def test_the_defaults_are_perf_analyzers() -> None:
         ("-d -l 7", Range(1, 0, 1)),
     ],
 )
-def test_concurrency_is_given_as_a_range_or_by_the_old_words(words: str, found: Range) -> None:
+def test_concurrency_is_a_range_or_given_by_the_old_flags(words: str, found: Range) -> None:
     assert options(words).concurrency == found
 
 
-def test_rates_and_intervals_leave_no_concurrency(tmp_path: Path) -> None:
+def test_rates_and_intervals_exclude_concurrency(tmp_path: Path) -> None:
     intervals = tmp_path / "intervals"
     intervals.write_text("1000\n", "utf-8")
 
@@ -104,13 +104,13 @@ def test_rates_and_intervals_leave_no_concurrency(tmp_path: Path) -> None:
     assert options(f"--request-intervals {intervals}").concurrency is None
 
 
-def test_long_names_may_be_cut_short_and_short_ones_put_together() -> None:
+def test_long_flags_may_be_abbreviated_and_short_ones_combined() -> None:
     made = options("--measurement-int 300 -vaz -p400")
 
     assert (made.rule.interval_ms, made.verbose, made.input.source) == (400, 1, ("zero",))
 
 
-def test_the_line_of_model_analyzer_is_understood() -> None:
+def test_the_command_line_of_model_analyzer_is_understood() -> None:
     made = options(
         "-b 1 -u localhost:8001 -i grpc -f iris-results.csv --verbose-csv --concurrency-range 4 --measurement-mode "
         "count_windows --collect-metrics --metrics-url http://localhost:8002/metrics --metrics-interval 1000.0"
@@ -119,12 +119,12 @@ def test_the_line_of_model_analyzer_is_understood() -> None:
     assert (made.metrics_interval_ms, made.concurrency, made.rule.by_count) == (1000, Range(4, 1, 1), True)
 
 
-def test_tls_that_is_as_it_is_anyway_is_no_option() -> None:
+def test_default_tls_settings_produce_no_option() -> None:
     assert options("-u https://localhost --ssl-https-verify-peer 1").tls is None
     assert options("-u https://localhost --ssl-https-verify-peer 0").tls == Tls(verify_peer=False)
 
 
-def test_words_that_belong_to_no_flag_are_told_and_ignored() -> None:
+def test_extra_words_are_reported_and_ignored() -> None:
     told: list[str] = []
     made = read(["-m", "iris", "-i", "grpc", "--ssl-grpc-use-ssl", "true"], told.append)
 
@@ -133,7 +133,7 @@ def test_words_that_belong_to_no_flag_are_told_and_ignored() -> None:
     assert read(["-m", "iris", "-i", "gRPC", "--ssl-grpc-use-ssl=true"]).tls == Tls()
 
 
-def test_what_may_be_given_again_is_all_kept() -> None:
+def test_repeatable_flags_keep_all_values() -> None:
     made = options(
         "-H a:1 -H b:2:3 --shape x:1,2 --shape y:n:3 --request-parameter k:7:int --request-parameter s:x:STRING "
         "--trace-level TIMESTAMPS --trace-level TENSORS --trace-count -1"
@@ -145,7 +145,7 @@ def test_what_may_be_given_again_is_all_kept() -> None:
     assert made.trace == (("trace_level", ("TIMESTAMPS", "TENSORS")), ("trace_count", ("-1",)))
 
 
-def test_the_metrics_page_is_the_servers() -> None:
+def test_the_metrics_url_defaults_to_that_of_the_server() -> None:
     assert options("-u far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
     assert options("-u https://far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
     assert options("-u http://far/ --collect-metrics").metrics_url == "far:8002/metrics"
@@ -153,13 +153,13 @@ def test_the_metrics_page_is_the_servers() -> None:
     assert options("--collect-metrics --metrics-url near:1/m").metrics_url == "near:1/m"
 
 
-def test_a_sequence_of_no_length_has_the_default_one() -> None:
+def test_a_sequence_length_of_zero_is_the_default() -> None:
     assert options("--sequence-length 0").input.sequence_length == 20
     assert options("--sequence-length 5 --sequence-id-range 7:9").input.sequence_ids == (7, 2)
     assert options("--sequence-id-range 0").input.sequence_ids == (1, 0)
 
 
-def test_models_that_a_model_calls_are_names_with_or_without_versions() -> None:
+def test_composing_models_are_names_with_or_without_versions() -> None:
     assert read(["-m", "a", "--bls-composing-models", "b:3, c"]).composing == (("b", "3"), ("c", ""))
 
 
@@ -221,7 +221,7 @@ def test_models_that_a_model_calls_are_names_with_or_without_versions() -> None:
         ("--measurement 5", "option --measurement not a unique prefix"),
     ],
 )
-def test_what_cannot_be_is_refused_in_perf_analyzers_words(words: str, help_text: str) -> None:
+def test_invalid_combinations_are_rejected_in_the_words_of_perf_analyzer(words: str, help_text: str) -> None:
     assert help_text in refusal(words)
 
 
@@ -235,16 +235,16 @@ def test_what_cannot_be_is_refused_in_perf_analyzers_words(words: str, help_text
         ("--enable-mpi", "--enable-mpi is not supported"),
     ],
 )
-def test_what_is_not_done_here_is_refused_with_its_reason(words: str, help_text: str) -> None:
+def test_unsupported_flags_are_rejected_with_a_reason(words: str, help_text: str) -> None:
     assert help_text in refusal(words)
 
 
-def test_a_model_must_be_named() -> None:
+def test_a_model_is_required() -> None:
     with pytest.raises(UsageError, match=r"Failed to parse -m \(model name\). The value must be specified."):
         read(["-u", "x:1"])
 
 
-def test_the_command_is_kept_without_the_secrets_in_it() -> None:
+def test_the_recorded_command_contains_no_secrets() -> None:
     secret = ["-H", "Authorization: Bearer abc ", "-Hx-api-key:5", "-H", "cookie:"]
     made = read(["-m", "iris", *secret, "-H", "plain: word", "-p", "5"])
 
@@ -254,18 +254,18 @@ def test_the_command_is_kept_without_the_secrets_in_it() -> None:
 
 
 @given(st.lists(st.sampled_from([f"--{name}" for name in LONG] + [f"-{c}" for c in SHORT] + ["1", "a:b", "0", ""])))
-def test_any_words_are_read_or_refused(words: list[str]) -> None:
+def test_any_arguments_are_parsed_or_rejected(words: list[str]) -> None:
     with suppress(UsageError):
         read(words)
 
 
 @given(st.lists(st.text(max_size=5), max_size=5))
-def test_any_text_is_split_or_refused(words: list[str]) -> None:
+def test_any_text_is_split_or_rejected(words: list[str]) -> None:
     with suppress(UsageError):
         split(words)
 
 
-def test_inputs_are_told_as_metadata_would_tell_them() -> None:
+def test_declared_inputs_equal_those_of_metadata() -> None:
     assert options("--input a:b:fp32:-1,4 --input n:INT64:1").inputs == (
         {"name": "a:b", "datatype": "FP32", "shape": [-1, 4]},
         {"name": "n", "datatype": "INT64", "shape": [1]},

@@ -19,7 +19,7 @@ def written(export: Export, folder: Path) -> Any:
     return json.loads((folder / "profile.json").read_text("utf-8"))
 
 
-def test_requests_of_each_level_stand_in_perf_analyzers_form(tmp_path: Path) -> None:
+def test_requests_of_each_level_are_in_the_format_of_perf_analyzer(tmp_path: Path) -> None:
     now_ns = time.monotonic_ns()
     export = Export(wall_ns=lambda: now_ns)
     for offered in (Offered("concurrency", 2), Offered("rate", 2.5)):

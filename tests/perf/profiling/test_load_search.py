@@ -34,12 +34,12 @@ def always(value: float) -> bool:
         (Range(100.5, 101.5, 0.5), [100.5, 101, 101.5]),
     ],
 )
-def test_a_range_is_walked_by_its_step_up_to_its_end(levels_: Range, visited: list[float]) -> None:
+def test_a_range_is_visited_by_its_step_up_to_its_end(levels_: Range, visited: list[float]) -> None:
     assert walked(load_search.linear(levels_), always) == visited
 
 
 @given(st.integers(1, 50), st.integers(0, 100), st.integers(1, 20), st.integers(1, 120))
-def test_a_walk_ends_with_the_first_level_that_does_not_go_well(start: int, end: int, step: int, limit: int) -> None:
+def test_a_linear_search_ends_after_the_first_failed_level(start: int, end: int, step: int, limit: int) -> None:
     visited = walked(load_search.linear(Range(start, end, step)), lambda value: value < limit)
 
     assert visited == [start + step * number for number in range(len(visited))]
@@ -63,7 +63,7 @@ def test_halving_finds_the_limit_to_within_its_step(start: int, length: int, ste
 
 
 @given(st.floats(1, 1e4), st.floats(0, 1e4), st.floats(0.5, 100))
-def test_halving_rates_ends(start: float, length: float, step: float) -> None:
+def test_halving_rates_terminates(start: float, length: float, step: float) -> None:
     visited = walked(
         load_search.halving(Range(start, start + length, step), integer=False), lambda value: value < start + 1
     )
@@ -71,7 +71,7 @@ def test_halving_rates_ends(start: float, length: float, step: float) -> None:
     assert len(visited) <= 2 + 20
 
 
-def test_halving_ends_where_there_is_no_number_between() -> None:
+def test_halving_ends_if_there_is_no_number_in_between() -> None:
     assert len(walked(load_search.halving(Range(1, 2, 1e-300), integer=False), lambda value: value < 1.5)) < 60
 
 

@@ -42,7 +42,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # -- series
 
 
-def test_counters_become_rates_between_one_sample_and_the_next() -> None:
+def test_counters_become_rates_between_consecutive_samples() -> None:
     found = samples(
         [
             Reading(10, {"server.cpu_s": 5, "cpu.busy_s": 1, "cpu.all_s": 4}),
@@ -59,13 +59,13 @@ def test_counters_become_rates_between_one_sample_and_the_next() -> None:
     }
 
 
-def test_a_counter_that_began_anew_tells_no_rate() -> None:
+def test_a_reset_counter_gives_no_rate() -> None:
     found = samples([Reading(0, {"server.cpu_s": 5}), Reading(1, {"server.cpu_s": 2})])
 
     assert found.series == {}
 
 
-def test_gpus_are_summed_up_as_perf_analyzer_does() -> None:
+def test_gpus_are_summarized_as_in_perf_analyzer() -> None:
     readings = [
         Reading(0, {"gpu.GPU-1.a.utilization": 0.2, "gpu.GPU-1.a.power_w": 100, "gpu.GPU-1.a.memory_bytes": 5}),
         Reading(1, {"gpu.GPU-1.a.utilization": 0.4, "gpu.GPU-1.a.memory_total_bytes": 9, "gpu.b.power_w": 1}),
@@ -90,7 +90,7 @@ readings = st.lists(st.dictionaries(names, st.floats(0, 1e9)), min_size=1, max_s
 
 
 @given(readings)
-def test_every_series_has_a_value_or_none_for_each_sample_and_no_rate_is_negative(found: list[Reading]) -> None:
+def test_every_series_has_a_value_or_none_per_sample_and_no_negative_rate(found: list[Reading]) -> None:
     made = samples(found)
 
     assert all(len(values) == len(made.at_s) == len(found) - 1 for values in made.series.values())
@@ -116,7 +116,7 @@ nv_inference_count{model="nv_gpu_utilization"} 4
 """
 
 
-def test_a_page_tells_of_gpus_and_of_the_machine_and_lines_that_are_none_are_passed_over() -> None:
+def test_a_metrics_page_is_parsed_for_gpus_and_machine_and_other_lines_are_skipped() -> None:
     assert parse_page(PAGE) == {
         "gpu.GPU-1.utilization": 0.37,
         "gpu.GPU-1.power_w": 123,
@@ -127,12 +127,12 @@ def test_a_page_tells_of_gpus_and_of_the_machine_and_lines_that_are_none_are_pas
     }
 
 
-def test_a_page_of_other_metrics_has_no_series_and_is_a_page() -> None:
+def test_a_metrics_page_without_known_metrics_has_no_series() -> None:
     assert parse_page('up{job="x"} 1\n') == {}
 
 
 @pytest.mark.parametrize("text", ["", "<html>no</html>", "# only\n# comments\n"], ids=["empty", "html", "comments"])
-def test_what_is_no_page_is_said_to_be_none(text: str) -> None:
+def test_a_page_that_is_not_metrics_is_rejected(text: str) -> None:
     with pytest.raises(MetricsPageError, match="no metrics"):
         parse_page(text)
 
@@ -157,14 +157,14 @@ def written(name: str, labelled: Mapping[str, str], value: float) -> str:
         )
     )
 )
-def test_a_page_is_read_as_it_was_written(rows: list[tuple[str, dict[str, str], float]]) -> None:
+def test_a_metrics_page_is_parsed_as_it_was_written(rows: list[tuple[str, dict[str, str], float]]) -> None:
     text = "\n".join(written(*row) for row in rows)
 
     assert list(metric_lines(text)) == rows
 
 
 @given(st.text() | st.lists(st.sampled_from([*PAGE, "\\", '"', "{", "}"])).map("".join))
-def test_no_text_makes_the_parser_fail(text: str) -> None:
+def test_no_text_crashes_the_parser(text: str) -> None:
     list(metric_lines(text))
 
 
@@ -191,18 +191,18 @@ def served(status: int, content: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("scheme", ["", "http://"], ids=["bare", "http"])
-def test_a_page_is_fetched_with_or_without_its_scheme(scheme: str) -> None:
+def test_a_metrics_page_is_fetched_with_or_without_a_url_scheme(scheme: str) -> None:
     with served(200, PAGE.encode()) as port:
         assert MetricsPage(f"{scheme}127.0.0.1:{port}/metrics").read()["gpu.GPU-1.utilization"] == 0.37
 
 
-def test_a_page_that_is_not_there_is_said_to_be_none() -> None:
+def test_a_missing_metrics_page_is_an_error() -> None:
     with served(404, b"no") as port, pytest.raises(MetricsPageError, match="404 Not Found"):
         MetricsPage(f"127.0.0.1:{port}").read()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1/metrics", "http://[", "localhost:port/x", "", "http://"])
-def test_a_url_that_leads_nowhere_is_said_to(url: str) -> None:
+def test_an_invalid_metrics_url_is_an_error(url: str) -> None:
     with pytest.raises(MetricsPageError):
         MetricsPage(url).read()
 
@@ -210,7 +210,7 @@ def test_a_url_that_leads_nowhere_is_said_to(url: str) -> None:
 # -- looking
 
 
-def test_what_hangs_is_left_behind_and_asked_again_only_once_it_is_back() -> None:
+def test_a_hanging_source_is_skipped_until_it_has_answered() -> None:
     asked, hang = [], threading.Event()
 
     def hanging() -> Mapping[str, float]:
@@ -231,7 +231,7 @@ def test_what_hangs_is_left_behind_and_asked_again_only_once_it_is_back() -> Non
     assert looker.reasons == {}
 
 
-def test_a_source_that_fails_says_why_and_the_others_are_read() -> None:
+def test_a_failing_source_states_its_reason_and_the_others_are_read() -> None:
     def failing() -> Mapping[str, float]:
         raise OSError("no such driver")
 
@@ -241,7 +241,7 @@ def test_a_source_that_fails_says_why_and_the_others_are_read() -> None:
     assert looker.reasons == {"a": "no such driver"}
 
 
-def test_what_takes_too_long_gives_nothing() -> None:
+def test_a_read_that_takes_too_long_returns_nothing() -> None:
     hang = threading.Event()
 
     assert read_within(0.01, hang.wait) is None
@@ -300,7 +300,7 @@ def proc(tmp_path: Path) -> Proc:
     return found
 
 
-def test_the_family_is_who_listens_and_who_started_it_and_all_that_they_started(proc: Proc) -> None:
+def test_the_server_is_the_listening_process_its_ancestors_and_all_their_descendants(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 77), (LOOPBACK, 8001, 78))
     proc.run(10, 1, "bash")
     proc.run(11, 10, "timeout")
@@ -322,7 +322,7 @@ def test_processes_that_share_a_port_are_one_server(proc: Proc) -> None:
     assert proc.family().pids() == [30, 31]
 
 
-def test_a_server_that_the_caller_started_is_without_the_caller(proc: Proc) -> None:
+def test_a_server_started_by_the_caller_does_not_include_the_caller(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 77))
     proc.run(901, 900, sockets=(77,))
     proc.run(902, 900, "generator")
@@ -330,7 +330,7 @@ def test_a_server_that_the_caller_started_is_without_the_caller(proc: Proc) -> N
     assert proc.family().pids() == [901]
 
 
-def test_an_address_of_its_own_goes_before_one_that_is_any(proc: Proc) -> None:
+def test_a_specific_address_takes_precedence_over_any_address(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 1), ("00000000", 8000, 2), ("0200A8C0", 8000, 3))
     proc.listen(("0" * 32, 8000, 4), table="tcp6")
 
@@ -339,7 +339,7 @@ def test_an_address_of_its_own_goes_before_one_that_is_any(proc: Proc) -> None:
     assert listening(proc.folder, 8000, {"10.0.0.1"}) == {"1", "2", "3", "4"}
 
 
-def test_cpu_is_of_all_that_are_or_were_and_memory_of_those_that_are(proc: Proc) -> None:
+def test_cpu_time_includes_ended_processes_and_memory_only_live_ones(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 77))
     proc.run(40, 1, sockets=(77,), ticks=TICK)
     proc.run(41, 40, ticks=2 * TICK)
@@ -365,19 +365,19 @@ def test_cpu_is_of_all_that_are_or_were_and_memory_of_those_that_are(proc: Proc)
     ],
     ids=["nobody", "connected", "another user's", "forwarded", "this process"],
 )
-def test_whose_processes_cannot_be_told_is_said(proc: Proc, arrange: Any, reason: str) -> None:
+def test_a_server_whose_processes_cannot_be_read_is_reported(proc: Proc, arrange: Any, reason: str) -> None:
     arrange(proc)
 
     with pytest.raises(NotFoundError, match=reason):
         proc.family()
 
 
-def test_without_a_proc_nothing_is_known(tmp_path: Path) -> None:
+def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         ServerProcesses(8000, {"127.0.0.1"}, tmp_path)
 
 
-def test_this_machine_is_known_by_its_addresses() -> None:
+def test_this_machine_is_recognized_by_its_addresses() -> None:
     assert addresses("127.0.0.1") == {"127.0.0.1"}
     assert is_local_host("localhost")
     assert not is_local_host("192.0.2.1")
@@ -440,7 +440,7 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_level_is_told_what_the_server_did_from_one_mark_to_the_other(proc: Proc) -> None:
+def test_a_level_records_what_the_server_did_between_two_marks(proc: Proc) -> None:
     machine(proc, 1, 1)
     proc.listen((LOOPBACK, 8000, 77))
     proc.run(60, 1, sockets=(77,), ticks=TICK)
@@ -463,7 +463,7 @@ def test_a_level_is_told_what_the_server_did_from_one_mark_to_the_other(proc: Pr
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_server_that_does_not_answer_is_told_as_that(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_noted(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: str) -> Any:
         raise ControlError("timed out")
 
@@ -478,7 +478,7 @@ def test_a_server_that_does_not_answer_is_told_as_that(proc: Proc, monkeypatch: 
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_samples_are_those_since_the_level_began_with_the_callers_own_among_them(proc: Proc) -> None:
+def test_samples_start_with_the_level_and_include_the_figures_of_the_caller(proc: Proc) -> None:
     machine(proc, 1, 1)
     found, empty = level(), level()
     with watch(proc) as seen:
@@ -497,7 +497,7 @@ def test_samples_are_those_since_the_level_began_with_the_callers_own_among_them
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_server_elsewhere_has_no_cpu_and_the_machine_is_the_clients(proc: Proc) -> None:
+def test_a_remote_server_has_no_cpu_figures_and_the_machine_is_the_clients(proc: Proc) -> None:
     machine(proc, 1, 1)
     found = level()
     with watch(proc, "192.0.2.1") as seen:
@@ -513,7 +513,7 @@ def test_a_server_elsewhere_has_no_cpu_and_the_machine_is_the_clients(proc: Proc
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_page_that_was_asked_for_and_cannot_be_had_is_noted(proc: Proc) -> None:
+def test_a_requested_metrics_page_that_is_unavailable_is_noted(proc: Proc) -> None:
     machine(proc, 1, 1)
     found = level()
     with watch(proc, collect_metrics=True) as seen:
@@ -523,7 +523,7 @@ def test_a_page_that_was_asked_for_and_cannot_be_had_is_noted(proc: Proc) -> Non
     assert any(note.startswith("metrics page: 127.0.0.1:1: ") for note in found.notes)
 
 
-def test_a_port_of_this_very_process_is_not_taken_for_a_server() -> None:
+def test_a_port_of_this_process_is_not_mistaken_for_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(NotFoundError, match="this very process"):
         ServerProcesses(listener.getsockname()[1], {"127.0.0.1"})
 

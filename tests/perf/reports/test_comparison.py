@@ -14,7 +14,7 @@ def two(second: Document) -> list[comparison.Run]:
     return comparison.runs([("a", run()), ("b", second)])
 
 
-def test_the_same_run_twice_differs_in_nothing_and_all_ratios_are_one() -> None:
+def test_the_same_run_twice_has_no_differences_and_ratios_of_one() -> None:
     compared = two(run())
 
     assert comparison.differences(compared) == []
@@ -27,7 +27,7 @@ def test_the_same_run_twice_differs_in_nothing_and_all_ratios_are_one() -> None:
     }
 
 
-def test_what_differs_is_named_with_both_values() -> None:
+def test_differences_are_named_with_both_values() -> None:
     other = run()
     other.versions["penstock"] = "0.2.0"
     other.machine["gpus"][0]["driver"] = "590"
@@ -42,7 +42,7 @@ def test_what_differs_is_named_with_both_values() -> None:
     ]
 
 
-def test_where_a_run_was_written_to_is_no_difference() -> None:
+def test_the_output_paths_of_a_run_are_not_differences() -> None:
     other = run()
     other.options |= {"json": "b.json", "html": "b.html"}
 
@@ -74,7 +74,7 @@ def _another_machine(document: Document) -> None:
         (_another_machine, "different machines (cpu)"),
     ],
 )
-def test_runs_that_cannot_be_compared_are_warned_of(change: object, said: str) -> None:
+def test_runs_that_cannot_be_compared_cause_warnings(change: object, said: str) -> None:
     other = run()
     assert callable(change)
     change(other)
@@ -82,7 +82,7 @@ def test_runs_that_cannot_be_compared_are_warned_of(change: object, said: str) -
     assert said in " ".join(comparison.warnings(two(other)))
 
 
-def test_runs_without_a_load_in_common_have_no_ratio() -> None:
+def test_runs_without_a_common_load_have_no_ratio() -> None:
     other = run()
     other.levels = other.levels[:1]
     other.levels[0].offered.value = 3
@@ -91,7 +91,7 @@ def test_runs_without_a_load_in_common_have_no_ratio() -> None:
     assert "No load is in the first run and in another: there is no ratio to give." in comparison.warnings(two(other))
 
 
-def test_the_same_number_in_another_kind_of_load_is_not_the_same_load() -> None:
+def test_equal_numbers_of_different_kinds_of_load_are_different_loads() -> None:
     other = run()
     for level in other.levels:
         level.offered.kind = "rate"
@@ -99,7 +99,7 @@ def test_the_same_number_in_another_kind_of_load_is_not_the_same_load() -> None:
     assert comparison.pairs(two(other)) == []
 
 
-def test_ratios_are_to_the_first_run_at_the_same_load() -> None:
+def test_ratios_are_relative_to_the_first_run_at_the_same_load() -> None:
     compared = comparison.runs([("a", run()), ("b", run(0, 2.0)), ("c", run())])
     found = [pair for pair in comparison.pairs(compared) if not pair.doubt]
 
@@ -111,14 +111,14 @@ def test_ratios_are_to_the_first_run_at_the_same_load() -> None:
     assert tail < 0.8
 
 
-def test_what_one_run_does_not_know_has_no_ratio() -> None:
+def test_a_figure_missing_in_one_run_has_no_ratio() -> None:
     pair = comparison.pairs(two(run(server=False)))[0]
 
     assert pair.ratio("cpu") is None
     assert pair.ratio("p12") is None
 
 
-def test_a_pair_with_a_fault_says_so() -> None:
+def test_a_pair_with_an_unsound_level_is_marked() -> None:
     other = run()
     other.levels[0].stable = False
     pair = comparison.pairs(two(other))[0]
@@ -126,13 +126,13 @@ def test_a_pair_with_a_fault_says_so() -> None:
     assert pair.doubt == "not stable"
 
 
-def test_files_of_one_name_can_be_told_apart() -> None:
+def test_runs_from_files_of_the_same_name_get_unique_names() -> None:
     names = [each.name for each in comparison.runs([("a", run()), ("a", run()), ("b", run()), ("a", run())])]
 
     assert names == ["a", "a (2)", "b", "a (3)"]
 
 
-def test_the_terminal_is_told_what_differs_before_the_figures() -> None:
+def test_the_terminal_shows_differences_before_figures() -> None:
     other = run(3, 1.3)
     other.versions["penstock"] = "0.2.0"
     said = console.describe_comparison(two(other))
@@ -141,7 +141,7 @@ def test_the_terminal_is_told_what_differs_before_the_figures() -> None:
     assert "1.30×" in said  # noqa: RUF001
 
 
-def test_the_terminal_is_moved_by_nothing_that_a_server_says() -> None:
+def test_text_from_a_server_cannot_control_the_terminal() -> None:
     document = run(name="\x1b[2J\ud800")
 
     assert "\x1b" not in console.describe_run(document)
@@ -149,7 +149,7 @@ def test_the_terminal_is_moved_by_nothing_that_a_server_says() -> None:
     assert "\x1b" not in console.describe_comparison(two(document))
 
 
-def test_one_run_in_the_terminal_marks_its_knee_and_what_is_no_part_of_the_curve() -> None:
+def test_the_terminal_marks_the_knee_and_levels_outside_the_curve() -> None:
     lines = console.describe_run(run()).splitlines()
 
     assert [line.split()[0] for line in lines if line.endswith("knee")] == ["8"]

@@ -47,7 +47,7 @@ def _of(kind: Any, deep: int = 0) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=25, deadline=None)
 @given(st.deferred(lambda: _of(Document)))
-def test_what_is_written_is_read_again(document: Document) -> None:
+def test_a_written_document_is_read_back(document: Document) -> None:
     assert _read(json.loads(documents.text(document))) == document
 
 
@@ -56,7 +56,7 @@ def _read(found: Any) -> Document:
     return made
 
 
-def test_a_made_up_run_survives_a_file(tmp_path: Path) -> None:
+def test_an_arbitrary_document_survives_a_file(tmp_path: Path) -> None:
     document = run()
 
     documents.write(document, tmp_path / "a.json")
@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(name: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected_naming_the_field(name: str, tmp_path: Path) -> None:
     spoil, said = WRONG[name]
     found = json.loads(documents.text(run(gpu=False)))
     spoil(found)
@@ -107,7 +107,7 @@ def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 200_000], ids=range(6))
-def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_json_object_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
 
     with pytest.raises(DocumentError):
@@ -124,14 +124,14 @@ _FOUND = json.loads(documents.text(run(gpu=False, server=False)))
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([each.name for each in dataclasses.fields(Document)]), _JSON)
-def test_any_json_in_a_fields_place_is_read_or_refused(name: str, value: Any) -> None:
+def test_any_json_in_place_of_a_field_is_read_or_rejected(name: str, value: Any) -> None:
     try:
         _read(copy.copy(_FOUND) | {name: value})
     except DocumentError as refused:
         assert str(refused).startswith(name)  # noqa: PT017 (either is right)
 
 
-def test_a_file_without_the_fields_that_came_later_is_read() -> None:
+def test_a_file_without_later_fields_is_read() -> None:
     found = json.loads(documents.text(run()))
     for level in found["levels"]:
         del level["gpus"], level["notes"]
@@ -140,7 +140,7 @@ def test_a_file_without_the_fields_that_came_later_is_read() -> None:
     assert _read(found).levels[0].notes == []
 
 
-def test_what_json_cannot_hold_loses_no_run() -> None:
+def test_values_that_json_cannot_represent_do_not_lose_a_run() -> None:
     document = run()
     document.levels[0].client.latency_us["mean"] = math.nan
     document.levels[0].client.requests_per_s = math.inf

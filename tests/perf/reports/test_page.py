@@ -58,7 +58,7 @@ def _figures(document: Document) -> dict[str, Figure]:
     return page._figures(document, findings.target_ms(document))
 
 
-def test_every_figure_is_one_that_plotly_takes() -> None:
+def test_every_chart_is_accepted_by_plotly() -> None:
     first, second = run(), run(5, 1.3)
     compared = comparison.runs([("a", first), ("b", second)])
     every = [*_figures(first).values(), comparison_page.overlaid_curves(compared), comparison_page._ratios(compared)]
@@ -69,7 +69,7 @@ def test_every_figure_is_one_that_plotly_takes() -> None:
         graph_objects.Figure(data=figure.traces, layout=figure.layout)
 
 
-def test_a_page_carries_plotly_once_and_names_no_other_place() -> None:
+def test_a_page_embeds_plotly_once_and_refers_to_no_other_site() -> None:
     read = Read(page.page(run()))
 
     links = [value for _, told in read.elements for name, value in told.items() if name in {"src", "href", "action"}]
@@ -77,7 +77,7 @@ def test_a_page_carries_plotly_once_and_names_no_other_place() -> None:
     assert [link for link in links if link and not link.startswith(("#", "data:"))] == []
 
 
-def test_a_page_carries_the_run_that_it_shows() -> None:
+def test_a_page_embeds_the_run_that_it_shows() -> None:
     document = run()
 
     assert Read(page.page(document)).carried["document"]["levels"][3]["client"]["histogram"] == (
@@ -85,7 +85,7 @@ def test_a_page_carries_the_run_that_it_shows() -> None:
     )
 
 
-def test_levels_with_a_fault_are_crosses_and_not_part_of_the_line() -> None:
+def test_unsound_levels_are_crosses_and_not_part_of_the_line() -> None:
     shown = charts.latency_curve(run(), None)
 
     assert shown
@@ -95,7 +95,7 @@ def test_levels_with_a_fault_are_crosses_and_not_part_of_the_line() -> None:
     assert crosses["text"] == ["96", "128", "192"]
 
 
-def test_a_page_says_first_what_went_wrong() -> None:
+def test_a_page_begins_with_what_went_wrong() -> None:
     text = Read(page.page(run())).text
 
     assert text.index("The run ended before its time: the server closed all connections.") < text.index("Knee")
@@ -103,7 +103,7 @@ def test_a_page_says_first_what_went_wrong() -> None:
 
 
 @pytest.mark.parametrize("words", [HOSTILE, "<b>bold</b>", '" onmouseover="x', "]]>", "<!--", "\ud800"], ids=range(6))
-def test_whatever_a_run_calls_itself_is_text(words: str) -> None:
+def test_any_text_of_a_run_is_escaped(words: str) -> None:
     document = run(name=words)
     document.url = document.failed = document.machine["cpu"] = words
     document.command = ["penstock", words]
@@ -125,7 +125,7 @@ def test_whatever_a_run_calls_itself_is_text(words: str) -> None:
     assert "\u202e" not in read.text
 
 
-def test_what_plotly_would_read_as_markup_is_text() -> None:
+def test_text_that_plotly_would_read_as_markup_is_escaped() -> None:
     document = run()
     document.levels[2].stable, document.levels[2].ended = False, HOSTILE
     shown = charts.latency_curve(document, None)
@@ -137,7 +137,7 @@ def test_what_plotly_would_read_as_markup_is_text() -> None:
     assert not re.search("<(?!br>|extra>|/extra>)", json.dumps(compared.traces))
 
 
-def test_what_was_not_measured_is_said_in_a_line_and_has_no_figure() -> None:
+def test_a_missing_measurement_is_stated_and_has_no_chart() -> None:
     document = run(server=False, gpu=False)
     read = Read(page.page(document))
 
@@ -148,7 +148,7 @@ def test_what_was_not_measured_is_said_in_a_line_and_has_no_figure() -> None:
     assert "Energy" not in read.text
 
 
-def test_a_run_of_no_level_has_a_page() -> None:
+def test_a_run_without_levels_has_a_page() -> None:
     document = run()
     document.levels, document.interrupted = [], True
     read = Read(page.page(document))
@@ -166,7 +166,7 @@ def test_a_run_whose_levels_all_failed_has_a_page() -> None:
     assert "Not part of the curve: concurrency 192" in Read(page.page(document)).text
 
 
-def test_a_level_that_died_before_any_answer_breaks_nothing() -> None:
+def test_a_level_that_died_before_any_answer_does_not_break_the_page() -> None:
     document = run()
     died = document.levels[-1]
     died.client.requests, died.client.latency_us, died.client.histogram = 0, {"mean": 0.0}, ""
@@ -177,7 +177,7 @@ def test_a_level_that_died_before_any_answer_breaks_nothing() -> None:
     assert "Connection reset by peer" in read.text
 
 
-def test_the_knee_is_explained_and_its_place_at_an_end_is_said() -> None:
+def test_the_knee_is_explained_and_marked_if_it_is_at_an_end() -> None:
     document = run()
     assert "Kleinrock's power" in Read(page.page(document)).text
     assert "Here it is" not in Read(page.page(document)).text
@@ -186,14 +186,14 @@ def test_the_knee_is_explained_and_its_place_at_an_end_is_said() -> None:
     assert "Here it is the lowest load of the run: the true one may lie below." in Read(page.page(document)).text
 
 
-def test_the_spreads_that_the_script_counts_in_hold_every_request() -> None:
+def test_the_embedded_histograms_contain_every_request() -> None:
     document = run()
     embed_json = Read(page.page(document)).carried["spreads"]
 
     assert [sum(each["counts"]) for each in embed_json] == [level.client.requests for level in document.levels[:7]]
 
 
-def test_samples_with_holes_leave_holes() -> None:
+def test_gaps_in_samples_stay_gaps() -> None:
     document = run()
     samples = document.levels[0].samples
     assert samples
@@ -207,7 +207,7 @@ def test_samples_with_holes_leave_holes() -> None:
     assert len(cores["x"]) == len(cores["y"])
 
 
-def test_nothing_sampled_is_nothing_drawn() -> None:
+def test_without_samples_no_timeline_is_drawn() -> None:
     document = run()
     for level in document.levels:
         level.samples = None
@@ -217,7 +217,7 @@ def test_nothing_sampled_is_nothing_drawn() -> None:
     assert timelines.windows(document) is None
 
 
-def test_an_ensembles_models_have_their_table() -> None:
+def test_the_models_of_an_ensemble_have_a_table() -> None:
     document = run()
     side = document.levels[5].server
     assert side
@@ -228,7 +228,7 @@ def test_an_ensembles_models_have_their_table() -> None:
     assert "resize" in text
 
 
-def test_pages_of_several_runs_say_first_what_differs(tmp_path: Path) -> None:
+def test_pages_of_several_runs_begin_with_their_differences(tmp_path: Path) -> None:
     other = run(5, 1.3)
     other.machine["cpu"] = "another"
     compared = comparison.runs([("a", run()), ("b", other)])
@@ -240,7 +240,7 @@ def test_pages_of_several_runs_say_first_what_differs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", [True, False])
-def test_every_link_of_a_page_leads_somewhere(server: bool) -> None:
+def test_every_link_of_a_page_has_a_target(server: bool) -> None:
     document = run(server=server)
     document.levels = document.levels[-3:]
     told = [told for _, told in Read(page.page(document)).elements]

@@ -48,7 +48,7 @@ def words(live: Live, out: Path, more: str) -> list[str]:
     return f"tune -m simple -u {live.address} --concurrency-range 2 -p 15 --out {out} {more}".split()
 
 
-def test_every_setting_is_tried_and_the_model_is_served_as_before(
+def test_every_setting_is_tried_and_the_model_is_restored(
     live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = served(live)
@@ -64,7 +64,7 @@ def test_every_setting_is_tried_and_the_model_is_served_as_before(
     assert (tmp_path / "config.pbtxt").exists() == bool(found["kept"])
 
 
-def test_what_is_kept_is_written_loaded_as_written_and_stays_where_that_is_asked_for(
+def test_the_kept_setting_is_written_loadable_and_stays_applied_on_request(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = Trial("", TWO, ORIGINAL, rounds=[Round(Measurement(1.0), Measurement(1.2))], verdict="ahead", kept=True)
@@ -85,12 +85,14 @@ def test_what_is_kept_is_written_loaded_as_written_and_stays_where_that_is_asked
     assert value_of(served(live), ORIGINAL, "instance_count") == 2
 
 
-def test_a_model_that_is_not_there_is_one_line(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_reported_in_one_line(
+    live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert perf.main(f"tune -m none -u {live.address} --out {tmp_path}".split()) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_wrong_words_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert perf.main(["tune", "-m", "m", "--out", str(tmp_path), "-l", "5"]) == 2
     assert perf.main(["tune", "-m", "m"]) == 2
     assert perf.main(["tune", "--help"]) == 0

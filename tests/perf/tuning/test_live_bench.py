@@ -104,20 +104,20 @@ def bench_of(machine: Machine, words: str = "", *, stopped: bool = False, left_s
     return LiveBench(BenchContext(asked, served, control, model, machine, watch, lambda: stopped, ends))
 
 
-def test_as_many_requests_are_under_way_as_are_enough_twice_over() -> None:
+def test_the_concurrency_is_twice_what_suffices() -> None:
     bench = bench_of(Machine())
 
     assert bench.find_concurrency() == "1,000 requests/s with 16 under way"
     assert bench.concurrency == 32
 
 
-def test_a_number_that_was_given_is_taken() -> None:
+def test_a_specified_concurrency_is_used() -> None:
     bench = bench_of(Machine(), "--concurrency-range 5")
 
     assert (bench.find_concurrency(), bench.concurrency) == ("", 5)
 
 
-def test_without_a_target_throughput_counts() -> None:
+def test_without_a_target_the_score_is_throughput() -> None:
     bench = bench_of(Machine(), "--concurrency-range 20")
     bench.find_concurrency()
 
@@ -126,7 +126,7 @@ def test_without_a_target_throughput_counts() -> None:
     assert bench.levels.keys() == {ORIGINAL, TWO}
 
 
-def test_with_a_target_the_greatest_rate_counts() -> None:
+def test_with_a_target_the_score_is_the_highest_rate() -> None:
     bench = bench_of(Machine(), "--latency-target 20")
     bench.find_concurrency()
 
@@ -138,26 +138,26 @@ def test_with_a_target_the_greatest_rate_counts() -> None:
     assert two.p99_us <= 20_000
 
 
-def test_with_a_target_and_requests_under_way_the_most_of_them_count() -> None:
+def test_with_a_target_and_a_closed_loop_the_score_is_the_highest_concurrency() -> None:
     bench = bench_of(Machine(), "--latency-target 20 --concurrency-range 1:64")
     bench.find_concurrency()
 
     assert bench.measure(ORIGINAL, None) == Measurement(1000, 20, 1000, 20_000, 20_000, 100 * MIB)
 
 
-def test_a_target_that_is_never_met_is_a_score_of_nothing() -> None:
+def test_a_target_that_is_never_met_scores_zero() -> None:
     measured = bench_of(Machine(), "--latency-target 5 --concurrency-range 1:64").measure(ORIGINAL, None)
 
     assert (measured.score, measured.why) == (0, "p99 is over the target at 1 already")
 
 
-def test_at_one_rate_and_without_a_target_latency_counts() -> None:
+def test_at_a_fixed_rate_without_a_target_the_score_is_latency() -> None:
     bench = bench_of(Machine(), "--request-rate-range 500")
 
     assert bench.measure(TWO, None).score > bench.measure(ORIGINAL, None).score
 
 
-def test_a_look_loads_only_what_is_not_served_and_a_measurement_loads_always() -> None:
+def test_screening_reloads_only_a_changed_setting_and_measuring_always_reloads() -> None:
     machine = Machine()
     bench = bench_of(machine, "--concurrency-range 8")
     for setting in (ORIGINAL, TWO, TWO):
@@ -167,11 +167,11 @@ def test_a_look_loads_only_what_is_not_served_and_a_measurement_loads_always() -
     assert machine.loaded == [TWO, TWO]
 
 
-def test_a_setting_that_is_refused_is_no_end() -> None:
+def test_a_rejected_setting_does_not_end_the_search() -> None:
     assert bench_of(Machine()).measure(SLOW, None).why == "400 no"
 
 
-def test_what_was_served_and_is_refused_now_is_the_end() -> None:
+def test_rejection_of_a_setting_served_before_ends_the_search() -> None:
     machine = Machine()
     machine.refuses = ORIGINAL
 
@@ -179,13 +179,13 @@ def test_what_was_served_and_is_refused_now_is_the_end() -> None:
         bench_of(machine).measure(ORIGINAL, None)
 
 
-def test_what_takes_more_memory_than_there_is_scores_nothing() -> None:
+def test_a_setting_that_exceeds_the_memory_budget_scores_zero() -> None:
     measured = bench_of(Machine(), "--memory-budget 99").measure(TWO, None)
 
     assert (measured.score, measured.why) == (0, "over the memory budget: 100 MiB")
 
 
-def test_a_budget_without_a_figure_to_hold_it_against_is_an_error() -> None:
+def test_a_memory_budget_without_a_memory_figure_is_an_error() -> None:
     machine = Machine()
     machine.memory_bytes = None
 
@@ -193,14 +193,14 @@ def test_a_budget_without_a_figure_to_hold_it_against_is_an_error() -> None:
         bench_of(machine, "--memory-budget 99").measure(TWO, None)
 
 
-def test_requests_that_fail_are_told() -> None:
+def test_failed_requests_are_reported() -> None:
     machine = Machine()
     machine.failing = 50
 
     assert bench_of(machine, "--concurrency-range 20").measure(TWO, None).why.endswith("requests failed: 503: busy")
 
 
-def test_a_server_that_is_lost_ends_the_search() -> None:
+def test_losing_the_server_ends_the_search() -> None:
     machine = Machine()
     machine.lives = False
 
@@ -209,6 +209,6 @@ def test_a_server_that_is_lost_ends_the_search() -> None:
 
 
 @pytest.mark.parametrize(("how", "why"), [({"stopped": True}, "interrupted"), ({"left_s": -1}, "the time is up")])
-def test_it_ends_when_it_is_told_to_and_when_the_time_is_up(how: dict[str, Any], why: str) -> None:
+def test_the_search_ends_on_an_interrupt_and_when_time_is_up(how: dict[str, Any], why: str) -> None:
     with pytest.raises(SearchEndedError, match=why):
         bench_of(Machine(), **how).screen(TWO, Measurement(1.0, 8, math.nan))

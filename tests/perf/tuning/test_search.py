@@ -37,7 +37,7 @@ def peaked(setting: dict[str, int]) -> float:
     )
 
 
-def test_it_finds_the_best_of_all_without_noise() -> None:
+def test_the_best_setting_is_found_without_noise() -> None:
     found = searched(SimulatedBench(peaked))
 
     assert dict(found.kept) == {"instance_count": 4, "intra_op_threads": 1, "max_queue_delay": 100}
@@ -45,19 +45,19 @@ def test_it_finds_the_best_of_all_without_noise() -> None:
     assert found.ended_early == ""
 
 
-def test_it_finds_it_through_noise_in_most_runs() -> None:
+def test_the_best_setting_is_usually_found_despite_noise() -> None:
     kept = [searched(SimulatedBench(peaked, 0.04, seed=seed)).kept for seed in range(30)]
 
     assert sum(dict(each).get("instance_count") == 4 for each in kept) >= 26
 
 
-def test_where_all_settings_are_alike_nothing_is_kept() -> None:
+def test_nothing_is_kept_if_all_settings_are_equal() -> None:
     kept = [searched(SimulatedBench(alike, noise, seed=seed)).kept for seed in range(60) for noise in (0.02, 0.3)]
 
     assert sum(each != ORIGINAL for each in kept) <= 3
 
 
-def test_what_is_kept_is_compared_at_last_with_the_configuration_as_it_was() -> None:
+def test_the_kept_setting_is_finally_compared_with_the_original_configuration() -> None:
     last = searched(SimulatedBench(peaked)).final_trial
 
     assert last is not None
@@ -65,7 +65,7 @@ def test_what_is_kept_is_compared_at_last_with_the_configuration_as_it_was() -> 
     assert all(1.6 < each.ratio < 1.7 for each in last.rounds)
 
 
-def test_a_setting_that_the_server_does_not_take_is_a_row_with_the_reason() -> None:
+def test_a_setting_that_the_server_rejects_is_a_row_with_the_reason() -> None:
     found = searched(SimulatedBench(lambda setting: -1.0 if setting.get("instance_count") == 8 else 100.0))
 
     refused = [trial for trial in found.trials if dict(trial.setting).get("instance_count") == 8]
@@ -73,7 +73,7 @@ def test_a_setting_that_the_server_does_not_take_is_a_row_with_the_reason() -> N
     assert found.kept == ORIGINAL
 
 
-def test_what_serves_at_all_takes_the_place_of_what_does_not() -> None:
+def test_a_setting_that_serves_replaces_one_that_does_not() -> None:
     found = searched(SimulatedBench(lambda setting: 100.0 if setting.get("instance_count") == 2 else -1.0))
 
     assert dict(found.kept)["instance_count"] == 2
@@ -81,7 +81,7 @@ def test_what_serves_at_all_takes_the_place_of_what_does_not() -> None:
 
 @given(st.integers(0, 200), st.floats(0, 0.2), st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
-def test_the_time_is_kept_and_every_row_has_a_verdict(budget_s: int, noise: float, seed: int) -> None:
+def test_the_time_limit_is_kept_and_every_row_has_a_verdict(budget_s: int, noise: float, seed: int) -> None:
     bench = SimulatedBench(peaked, noise, budget_s, seed)
 
     found = searched(bench)
@@ -97,14 +97,14 @@ def test_each_setting_is_tried_once() -> None:
     assert len(tried) == len(set(tried))
 
 
-def test_too_little_time_is_said_and_nothing_is_tried() -> None:
+def test_too_little_time_is_reported_and_nothing_is_tried() -> None:
     found = searched(SimulatedBench(peaked, budget_s=20))
 
     assert found.trials == []
     assert "would not do" in found.ended_early
 
 
-def test_a_run_that_is_interrupted_keeps_what_has_won_so_far_and_says_that_it_is_not_confirmed() -> None:
+def test_an_interrupted_search_keeps_its_winner_as_unconfirmed() -> None:
     bench = SimulatedBench(peaked)
     won: list[str] = []
 

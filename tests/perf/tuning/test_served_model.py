@@ -67,7 +67,7 @@ def test_a_setting_is_loaded_as_a_complete_configuration(server: FakeServer) -> 
     }
 
 
-def test_the_configuration_as_it_is_is_loaded_from_its_files(server: FakeServer) -> None:
+def test_the_original_configuration_is_loaded_from_its_files(server: FakeServer) -> None:
     served = ServedModel(server, "m")
     served.load(TWO)
     served.load(ORIGINAL)
@@ -75,7 +75,7 @@ def test_the_configuration_as_it_is_is_loaded_from_its_files(server: FakeServer)
     assert server.loads[-1] is None
 
 
-def test_what_a_request_had_brought_is_loaded_as_a_request_again() -> None:
+def test_a_configuration_from_a_load_request_is_restored_by_a_request() -> None:
     brought = ON_DISK | {"max_batch_size": 8, "dynamic_batching": {"preferred_batch_size": [8]}}
     server = FakeServer(brought)
     served = ServedModel(server, "m")
@@ -85,7 +85,7 @@ def test_what_a_request_had_brought_is_loaded_as_a_request_again() -> None:
     assert server.served["max_batch_size"] == 8
 
 
-def test_a_setting_that_is_not_taken_is_told_in_one_line(server: FakeServer) -> None:
+def test_a_rejected_setting_is_reported_in_one_line(server: FakeServer) -> None:
     served = ServedModel(server, "m")
 
     with pytest.raises(RejectedSettingError, match=r"^400 too many instances$"):
@@ -93,7 +93,7 @@ def test_a_setting_that_is_not_taken_is_told_in_one_line(server: FakeServer) -> 
     assert served.setting is None
 
 
-def test_a_setting_that_is_taken_and_ignored_is_not_taken(server: FakeServer) -> None:
+def test_a_setting_that_the_server_ignores_is_rejected(server: FakeServer) -> None:
     served = ServedModel(server, "m")
     server.obeys = False
 
@@ -101,7 +101,7 @@ def test_a_setting_that_is_taken_and_ignored_is_not_taken(server: FakeServer) ->
         served.load(TWO)
 
 
-def test_a_server_in_another_control_mode_is_told_how_to_be_started(server: FakeServer) -> None:
+def test_a_server_in_another_control_mode_is_told_how_to_start(server: FakeServer) -> None:
     server.explicit = False
 
     with pytest.raises(ServingError, match="--model-control-mode=explicit --load-model=m"):
@@ -114,7 +114,7 @@ def test_an_ensemble_is_not_tuned() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ServingError, ZeroDivisionError])
-def test_however_a_run_ends_the_model_is_served_as_before(server: FakeServer, error: type[BaseException]) -> None:
+def test_the_model_is_restored_however_a_run_ends(server: FakeServer, error: type[BaseException]) -> None:
     served, said = ServedModel(server, "m"), list[str]()
 
     with pytest.raises(error), restored_afterwards(served, lambda: False, said.append):  # noqa: PT012
@@ -125,7 +125,7 @@ def test_however_a_run_ends_the_model_is_served_as_before(server: FakeServer, er
     assert said == ["the configuration is as it was before"]
 
 
-def test_a_ctrl_c_does_not_keep_it_from_being_restored(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_does_not_prevent_restoring(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     served, load = ServedModel(server, "m"), server.load
 
     def pressed(model: str, config: Mapping[str, Any] | None = None) -> None:
@@ -139,7 +139,7 @@ def test_a_ctrl_c_does_not_keep_it_from_being_restored(server: FakeServer, monke
     assert server.served == ON_DISK
 
 
-def test_what_is_applied_stays(server: FakeServer) -> None:
+def test_an_applied_setting_stays(server: FakeServer) -> None:
     served = ServedModel(server, "m")
 
     with restored_afterwards(served, lambda: True, lambda line: None):
@@ -148,7 +148,7 @@ def test_what_is_applied_stays(server: FakeServer) -> None:
     assert server.served["instance_group"][0]["count"] == 2
 
 
-def test_a_server_that_has_died_cannot_be_restored_and_that_is_said(server: FakeServer) -> None:
+def test_a_server_that_has_died_is_reported_as_not_restored(server: FakeServer) -> None:
     served, said = ServedModel(server, "m"), list[str]()
 
     with restored_afterwards(served, lambda: False, said.append):
@@ -157,7 +157,7 @@ def test_a_server_that_has_died_cannot_be_restored_and_that_is_said(server: Fake
     assert said == ["error: the configuration was not restored: connection refused"]
 
 
-def test_files_that_have_changed_meanwhile_are_told(server: FakeServer) -> None:
+def test_files_that_changed_in_the_meantime_are_reported(server: FakeServer) -> None:
     served = ServedModel(server, "m")
     server.on_disk["max_batch_size"] = 32
 
