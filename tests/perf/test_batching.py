@@ -32,8 +32,8 @@ def made(p99_ms: float, goodput_per_s: float = 1000, cpu_us: float = 200, others
     """A run with these figures, of three requests, one of which could not be sent."""
     records = np.zeros(3, RECORD)
     records["status"] = 200, 200, SKIPPED
-    seen = OpenLoopResult(records, connections=32, cpu_us=cpu_us, load_cpu_us=40)
-    return Run(Figures(goodput_per_s, 1, p99_ms, 8), seen, others)
+    result = OpenLoopResult(records, connections=32, cpu_us=cpu_us, load_cpu_us=40)
+    return Run(Figures(goodput_per_s, 1, p99_ms, 8), result, others)
 
 
 def compared(**static: tuple[float, float]) -> Comparison:
@@ -140,11 +140,11 @@ class TestFields:
         )
 
     def test_the_rounds_that_compare_are_not_those_that_selected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[tuple[str, Arrivals]] = []
+        sent: list[tuple[str, Arrivals]] = []
 
         def note(_server: object, variant: Variant, arrivals: Arrivals, **_rest: object) -> Run:
-            asked.append((variant.name, arrivals))
-            return made(5 if variant.name == "mlp_cap_8_0_ms" and len(asked) <= 3 else 10)
+            sent.append((variant.name, arrivals))
+            return made(5 if variant.name == "mlp_cap_8_0_ms" and len(sent) <= 3 else 10)
 
         monkeypatch.setattr(batching, "run", note)
         tried = Trial({CELL: ["cap 8, 0 ms", FIRST_GUESS]})
@@ -154,9 +154,9 @@ class TestFields:
         tried.cells[0].keep_best()
         tried.round(None, 1, 1.0, 0.0)  # type: ignore[arg-type]
 
-        assert [name for name, _ in asked[:3]] == ["mlp", "mlp_cap_8_0_ms", "mlp_cap_64_0_ms"]
-        assert {name for name, _ in asked[3:]} == {"mlp", "mlp_the_default_again", "mlp_cap_8_0_ms"}
-        assert asked[0][1].at_ns[0] != asked[3][1].at_ns[0]
+        assert [name for name, _ in sent[:3]] == ["mlp", "mlp_cap_8_0_ms", "mlp_cap_64_0_ms"]
+        assert {name for name, _ in sent[3:]} == {"mlp", "mlp_the_default_again", "mlp_cap_8_0_ms"}
+        assert sent[0][1].at_ns[0] != sent[3][1].at_ns[0]
         assert tried.cells[0].comparison().p99_ratio == 1.0
 
 

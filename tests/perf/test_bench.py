@@ -45,23 +45,23 @@ def test_two_shapes_are_compared_with_one_shape_of_all_clients_and_of_half_of_th
     for case, rows in ((HALF, 32.0), (ALONE, 64.0), (MIXED, 30.0)):
         bench.results[case].rows_per_batch.append(rows)
 
-    assert [said for said in bench.verdicts() if "rows/batch" in said] == [
+    assert [line for line in bench.verdicts() if "rows/batch" in line] == [
         "ragged two shapes at 64: of the rows/batch of one shape with 64 0.469, at least 0.8: DOES NOT HOLD",
         "ragged two shapes at 64: of the rows/batch of one shape with 32 0.938, at least 0.8: holds",
     ]
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "given"), [("iris", (4,), (3,)), ("ragged", (5,), (5,)), ("ragged", (9,), (9,))]
+    ("name", "row", "output_shape"), [("iris", (4,), (3,)), ("ragged", (5,), (5,)), ("ragged", (9,), (9,))]
 )
-def test_a_model_accepts_any_number_of_rows(name: str, row: tuple[int, ...], given: tuple[int, ...]) -> None:
+def test_a_model_accepts_any_number_of_rows(name: str, row: tuple[int, ...], output_shape: tuple[int, ...]) -> None:
     graph = models.MODELS[name]().SerializeToString()
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
 
     for rows in (1, 3):
         (output,) = session.run(None, {"input": np.ones((rows, *row), np.float32)})
 
-        assert output.shape == (rows, *given)
+        assert output.shape == (rows, *output_shape)
 
 
 def test_models_are_the_same_each_time() -> None:

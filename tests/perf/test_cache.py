@@ -20,8 +20,8 @@ def test_trips_are_measured_in_both_encodings_with_and_without_the_cache(
 
     dearest_us = asyncio.run(cache.trips(tmp_path, (2,)))
 
-    told = [line.split(",")[1].strip() for line in capsys.readouterr().out.splitlines()]
-    assert told == ["iris json", "iris_cached json", "iris binary", "iris_cached binary"]
+    encodings = [line.split(",")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert encodings == ["iris json", "iris_cached json", "iris binary", "iris_cached binary"]
     assert dearest_us > 0
 
 

@@ -18,10 +18,10 @@ from penstock.server.deepaas.inside.multipart import Upload, read_multipart
 def test_the_modules_are_installed_as_those_of_users(tmp_path: Path) -> None:
     install(tmp_path)
 
-    (told,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
 
-    assert {point.name: point.value for point in told.entry_points} == {name: name for name in MODULES}
-    assert {point.group for point in told.entry_points} == {"deepaas.v2.model"}
+    assert {point.name: point.value for point in distribution.entry_points} == {name: name for name in MODULES}
+    assert {point.group for point in distribution.entry_points} == {"deepaas.v2.model"}
     assert all((tmp_path / f"{name}.py").exists() for name in MODULES)
 
 

@@ -99,10 +99,10 @@ def test_the_report_has_one_table_and_lists_regressions_with_their_size() -> Non
 def test_an_update_changes_only_the_measured_budgets() -> None:
     before = {"a": budget(1.0, 0.2), "b": budget(2.0)}
 
-    found = updated([Verdict("a", before["a"], (0.51234,))], before, dt.date(2027, 1, 2), "another")
+    result = updated([Verdict("a", before["a"], (0.51234,))], before, dt.date(2027, 1, 2), "another")
 
-    assert found["b"] == before["b"]
-    assert found["a"] == Budget("CPU of it", "http_cpu", 0.512, 0.2, dt.date(2027, 1, 2), "another", "lower")
+    assert result["b"] == before["b"]
+    assert result["a"] == Budget("CPU of it", "http_cpu", 0.512, 0.2, dt.date(2027, 1, 2), "another", "lower")
 
 
 texts = st.text(st.characters(exclude_categories=["C"]))
@@ -119,22 +119,22 @@ def test_budgets_are_read_back_as_they_were_written(each: Budget) -> None:
 
 
 def test_measures_take_turns_and_a_failing_one_does_not_affect_the_others() -> None:
-    asked: list[str] = []
-    said: list[str] = []
+    calls: list[str] = []
+    output: list[str] = []
 
     def measure(each: Budget) -> float:
-        asked.append(each.what)
+        calls.append(each.what)
         if each.what == "bad":
             raise RuntimeError("no server")
-        return float(len(asked))
+        return float(len(calls))
 
     budgets = {name: Budget(name, "http_cpu", 1, 0.1, DAY, "") for name in ("x", "bad", "y")}
-    values, failed = gate.measured(budgets, measure, 2, said.append)
+    values, failed = gate.measured(budgets, measure, 2, output.append)
 
-    assert asked == ["x", "bad", "y", "x", "y"]
+    assert calls == ["x", "bad", "y", "x", "y"]
     assert values == {"x": [1, 4], "y": [3, 5]}
     assert failed == {"bad": "RuntimeError: no server"}
-    assert said == ["round 1 of 2 done", "round 2 of 2 done"]
+    assert output == ["round 1 of 2 done", "round 2 of 2 done"]
 
 
 class Gate:
@@ -165,20 +165,20 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_the_status_is_0_if_all_are_within_their_budgets(command: Gate) -> None:
-    status, said = command("--rounds", "1")
+    status, output = command("--rounds", "1")
 
     assert status == 0
-    assert "WORSE" not in said
+    assert "WORSE" not in output
 
 
 def test_the_status_is_1_if_a_measure_is_worse(command: Gate) -> None:
     command.gives["grpc_cpu"] = 0.06
 
-    status, said = command()
+    status, output = command()
 
     assert status == 1
-    assert "WORSE grpc-cpu: CPU of an HTTP request" in said
-    assert "20% more than 0.05" in said
+    assert "WORSE grpc-cpu: CPU of an HTTP request" in output
+    assert "20% more than 0.05" in output
 
 
 def test_only_selected_measures_run(command: Gate) -> None:
@@ -189,10 +189,10 @@ def test_only_selected_measures_run(command: Gate) -> None:
 
 
 def test_an_unknown_measure_is_wrong_usage(command: Gate) -> None:
-    status, said = command("--only", "htp-cpu")
+    status, output = command("--only", "htp-cpu")
 
     assert status == 2
-    assert "no budget 'htp-cpu'" in said
+    assert "no budget 'htp-cpu'" in output
 
 
 def test_an_unreadable_file_is_wrong_usage(command: Gate) -> None:
@@ -206,28 +206,28 @@ def test_an_unreadable_file_is_wrong_usage(command: Gate) -> None:
 def test_update_writes_the_measured_values(command: Gate) -> None:
     command.gives["http_cpu"] = 0.75
 
-    status, said = command("--update", "--only", "http-cpu")
+    status, output = command("--update", "--only", "http-cpu")
 
-    found = read(command.path.read_text(), MEASURES)
+    result = read(command.path.read_text(), MEASURES)
     assert status == 0
-    assert "budgets.toml was written" in said
-    assert (found["http-cpu"].budget, found["grpc-cpu"].budget) == (0.75, 0.05)
-    assert found["grpc-cpu"].machine == "a machine, 2 cores"
-    assert "cores" in found["http-cpu"].machine
+    assert "budgets.toml was written" in output
+    assert (result["http-cpu"].budget, result["grpc-cpu"].budget) == (0.75, 0.05)
+    assert result["grpc-cpu"].machine == "a machine, 2 cores"
+    assert "cores" in result["http-cpu"].machine
 
 
 def test_a_measure_that_fails_is_status_1_and_keeps_its_budget(command: Gate) -> None:
     del command.gives["grpc_cpu"]
 
-    status, said = command("--update")
+    status, output = command("--update")
 
     assert status == 1
-    assert "FAILED grpc-cpu: KeyError" in said
+    assert "FAILED grpc-cpu: KeyError" in output
     assert read(command.path.read_text(), MEASURES)["grpc-cpu"].budget == 0.05
 
 
 def test_the_simulation_of_the_batcher_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_measures, "_SIMULATED", 50)
-    found: list[Any] = [gate_measures._simulated() for _ in range(2)]
+    result: list[Any] = [gate_measures._simulated() for _ in range(2)]
 
-    assert found[0] == found[1] > 0
+    assert result[0] == result[1] > 0

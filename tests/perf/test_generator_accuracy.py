@@ -86,15 +86,15 @@ def turns(*shares: float) -> Iterator[tuple[Figures, Figures]]:
 
 
 @pytest.mark.parametrize(
-    ("shares", "taken", "p99"),
+    ("shares", "run_count", "p99"),
     [((0.04,), 1, 104), ((0.3, 0.01, 0.02), 3, 102), ((0.3, 0.3, -0.1), 3, 130), ((-0.06, -0.07, 0.0), 3, 94)],
 )
 def test_a_mode_that_differs_is_measured_again_and_judged_by_medians(
-    shares: tuple[float, ...], taken: int, p99: float
+    shares: tuple[float, ...], run_count: int, p99: float
 ) -> None:
     mine, theirs, count = analyzer.median_comparison(turns(*shares).__next__, 3)
 
-    assert (count, theirs["p99"]) == (taken, 100)
+    assert (count, theirs["p99"]) == (run_count, 100)
     assert mine["p99"] == pytest.approx(p99)
 
 

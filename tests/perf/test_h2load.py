@@ -17,7 +17,7 @@ def test_succeeded_requests_are_counted_separately_from_all_others() -> None:
     assert h2load.parse_counts(SAID) == (290343, 7, 34841160)
 
 
-@pytest.mark.parametrize("said", ["could not connect", ""])
-def test_output_without_counts_is_an_error(said: str) -> None:
+@pytest.mark.parametrize("output", ["could not connect", ""])
+def test_output_without_counts_is_an_error(output: str) -> None:
     with pytest.raises(RuntimeError, match="h2load"):
-        h2load.parse_counts(said)
+        h2load.parse_counts(output)

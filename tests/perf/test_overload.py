@@ -25,29 +25,29 @@ REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
 
 def records(**answers: Any) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     """A flood of 20 s: by status how many requests were answered with it, evenly, each after so many ms."""
-    made = []
+    rows_made = []
     for status, (number, took_ms) in answers.items():
         each = np.zeros(number, RECORD)
         each["status"] = int(status.removeprefix("s"))
         each["due_ns"] = np.arange(number) * 20e9 / number
         each["took_ns"] = took_ms * 1e6
-        made.append(each)
-    return np.concatenate(made)
+        rows_made.append(each)
+    return np.concatenate(rows_made)
 
 
 SEEN = {"s200": (19_000, 900), "s503": (181_000, 0.8)}
 
 
 @contextmanager
-def answering(*statuses: bytes, heard: list[bytes] | None = None) -> Iterator[tuple[str, int]]:
+def answering(*statuses: bytes, received: list[bytes] | None = None) -> Iterator[tuple[str, int]]:
     """A server that gives these answers in turn, whatever the connection; b"" closes it instead; none: it is silent."""
     turns = count()
 
     def serve(connection: socket.socket) -> None:
         with connection:
             while request := connection.recv(len(REQUEST), socket.MSG_WAITALL):
-                if heard is not None:
-                    heard.append(request)
+                if received is not None:
+                    received.append(request)
                 if not statuses:
                     continue
                 status = statuses[next(turns) % len(statuses)]
@@ -77,52 +77,54 @@ def answering(*statuses: bytes, heard: list[bytes] | None = None) -> Iterator[tu
 class TestOpenLoopSender:
     def test_every_request_is_recorded_with_its_status(self) -> None:
         with answering(b"200 OK", b"503 Service Unavailable") as address:
-            seen = OpenLoopSender(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
+            results = OpenLoopSender(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
 
-        assert list(seen["due_ns"]) == [0, 1_000_000, 50_000_000, 50_000_001]
-        assert set(seen["status"]) <= {200, 503, SKIPPED}
-        assert seen["status"][0] == 200
-        assert (seen["took_ns"] >= seen["late_ns"])[seen["status"] > 0].all()
+        assert list(results["due_ns"]) == [0, 1_000_000, 50_000_000, 50_000_001]
+        assert set(results["status"]) <= {200, 503, SKIPPED}
+        assert results["status"][0] == 200
+        assert (results["took_ns"] >= results["late_ns"])[results["status"] > 0].all()
 
     def test_an_answer_without_a_kernel_timestamp_counts_until_it_is_read(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(open_loop_sender, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
         with answering(b"200 OK") as address:
-            seen = OpenLoopSender(address, [REQUEST], 1).run([0], [0])
+            results = OpenLoopSender(address, [REQUEST], 1).run([0], [0])
 
-        assert list(seen["status"]) == [200]
-        assert (seen["took_ns"] >= seen["late_ns"]).all()
+        assert list(results["status"]) == [200]
+        assert (results["took_ns"] >= results["late_ns"]).all()
 
     def test_no_request_is_sent_before_it_is_due(self) -> None:
         with answering(b"200 OK") as address:
-            seen = OpenLoopSender(address, [REQUEST], 100).run([0, 20_000_000, 20_000_000], [0] * 3)
+            results = OpenLoopSender(address, [REQUEST], 100).run([0, 20_000_000, 20_000_000], [0] * 3)
 
-        assert (seen["late_ns"] >= 0).all()
-        assert list(seen["status"]) == [200] * 3
+        assert (results["late_ns"] >= 0).all()
+        assert list(results["status"]) == [200] * 3
 
     def test_each_request_is_the_one_that_the_order_names(self) -> None:
-        heard: list[bytes] = []
-        with answering(b"200 OK", heard=heard) as address:
-            seen = OpenLoopSender(address, [REQUEST, REQUEST.upper()], 1).run([0, 50_000_000, 100_000_000], [0, 1, 0])
+        received: list[bytes] = []
+        with answering(b"200 OK", received=received) as address:
+            results = OpenLoopSender(address, [REQUEST, REQUEST.upper()], 1).run(
+                [0, 50_000_000, 100_000_000], [0, 1, 0]
+            )
 
-        assert list(seen["which"]) == [0, 1, 0]
-        assert heard == [REQUEST, REQUEST.upper(), REQUEST]
+        assert list(results["which"]) == [0, 1, 0]
+        assert received == [REQUEST, REQUEST.upper(), REQUEST]
 
     def test_a_request_is_skipped_while_every_connection_is_in_use(self) -> None:
         with answering() as address:
             open_loop = OpenLoopSender(address, [REQUEST], 1)
             open_loop.linger_s = 0.0
-            seen = open_loop.run([0, 0], [0, 0])
+            results = open_loop.run([0, 0], [0, 0])
 
-        assert list(seen["status"]) == [BROKEN, SKIPPED]
-        assert list(seen["took_ns"]) == [0, 0]
+        assert list(results["status"]) == [BROKEN, SKIPPED]
+        assert list(results["took_ns"]) == [0, 0]
 
     def test_a_connection_that_is_closed_without_an_answer_is_broken(self) -> None:
         with answering(b"") as address:
-            seen = OpenLoopSender(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
+            results = OpenLoopSender(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
 
-        assert list(seen["status"]) == [BROKEN, BROKEN]
+        assert list(results["status"]) == [BROKEN, BROKEN]
 
 
 def open_loop_result(**answers: Any) -> OpenLoopResult:
@@ -131,25 +133,25 @@ def open_loop_result(**answers: Any) -> OpenLoopResult:
 
 class TestOpenLoopResult:
     def test_latency_is_measured_from_when_the_request_was_due(self) -> None:
-        seen = open_loop_result(s200=(100, 7))
-        seen.records["late_ns"] = 2e6
+        results = open_loop_result(s200=(100, 7))
+        results.records["late_ns"] = 2e6
 
-        assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (7, 5, 2)
+        assert (results.latency_ms(0.5), results.server_latency_ms(0.5), results.lateness_ms(0.5)) == (7, 5, 2)
 
     def test_latencies_are_reported_by_status(self) -> None:
-        seen = open_loop_result(s200=(100, 7), s503=(100, 1))
+        results = open_loop_result(s200=(100, 7), s503=(100, 1))
 
-        assert (seen.latency_ms(0.99), seen.latency_ms(0.99, 503), seen.latency_ms(0.99, 500)) == (7, 1, 0)
+        assert (results.latency_ms(0.99), results.latency_ms(0.99, 503), results.latency_ms(0.99, 500)) == (7, 1, 0)
 
     def test_unsent_requests_are_skipped_and_unanswered_ones_unexpected(self) -> None:
-        seen = open_loop_result(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
+        results = open_loop_result(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
 
-        assert (seen.skipped, seen.unexpected(200)) == (2, 7)
+        assert (results.skipped, results.unexpected(200)) == (2, 7)
 
     def test_an_empty_load_has_no_latencies(self) -> None:
-        seen = open_loop_result(s200=(0, 1))
+        results = open_loop_result(s200=(0, 1))
 
-        assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (0, 0, 0)
+        assert (results.latency_ms(0.5), results.server_latency_ms(0.5), results.lateness_ms(0.5)) == (0, 0, 0)
 
 
 def calm(per_s: float) -> Baseline:
@@ -157,9 +159,9 @@ def calm(per_s: float) -> Baseline:
     return Baseline(best_per_s=per_s, concurrent=load, single=load, rss_mib=110)
 
 
-def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> Round:
+def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **results: Any) -> Round:
     samples = [Sample(rows, 130)] * 60 + [Sample(rows, rss_mib)] * 20
-    during = Overload(10_000, 20, open_loop_result(**(SEEN | seen)), samples, 2.5)
+    during = Overload(10_000, 20, open_loop_result(**(SEEN | results)), samples, 2.5)
     return Round(calm(1000), during, calm(after_per_s))
 
 

@@ -198,10 +198,10 @@ class TestTheCommand:
     def test_json_contains_everything_that_is_printed(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--costs", costs, "--rate", "20000", "--target-ms", "10", "--json"]) == 0
 
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        assert found["target"]["devices"] == 2
-        assert found["load"]["devices"] == 2
-        assert {"p50_ms", "p99_ms", "in_time", "refused"} < found["load"]["each"].keys()
+        printed_json: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert printed_json["target"]["devices"] == 2
+        assert printed_json["load"]["devices"] == 2
+        assert {"p50_ms", "p99_ms", "in_time", "refused"} < printed_json["load"]["each"].keys()
 
     @pytest.mark.parametrize(
         ("words", "message"),

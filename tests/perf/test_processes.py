@@ -15,11 +15,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def test_every_figure_of_a_process_is_parsed_whatever_its_name() -> None:
     places = [f"{3 + number}" for number in range(30)]  # as proc(5) counts them: the state is 3
-    seen = Stat(f"77 (a) b) (c) R {' '.join(places[1:])}")
+    stats = Stat(f"77 (a) b) (c) R {' '.join(places[1:])}")
 
-    assert (seen.name, seen.state, seen.parent) == ("a) b) (c", "R", 4)
-    assert (seen.faults, seen.threads, seen.started) == (10, 20, 22)
-    assert (seen.cpu_s * TICKS, seen.children_cpu_s * TICKS) == pytest.approx((14 + 15, 16 + 17))
+    assert (stats.name, stats.state, stats.parent) == ("a) b) (c", "R", 4)
+    assert (stats.faults, stats.threads, stats.started) == (10, 20, 22)
+    assert (stats.cpu_s * TICKS, stats.children_cpu_s * TICKS) == pytest.approx((14 + 15, 16 + 17))
 
 
 def test_a_machine_is_busy_except_when_idle_or_waiting_for_disks(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_descendants_follow_their_ancestors_without_duplicates() -> None:
     def child(parent: int) -> Stat:
         return Stat(f"1 (a) S {parent} 0")
 
-    seen = {5: child(1), 3: child(5), 4: child(3), 9: child(1), 1: child(0)}
+    stats = {5: child(1), 3: child(5), 4: child(3), 9: child(1), 1: child(0)}
 
-    assert processes.descended([5, 3], seen) == [5, 3, 4]
-    assert processes.descended([8], seen) == [8]
+    assert processes.descended([5, 3], stats) == [5, 3, 4]
+    assert processes.descended([8], stats) == [8]

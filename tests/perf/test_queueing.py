@@ -29,18 +29,18 @@ def stays(law: str, load: float) -> queueing.Floats:
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("law", LAWS)
 def test_a_long_simulation_agrees_with_theory(law: str, load: float) -> None:
-    expected, found = theory(law, 1.0, load), stays(law, load)
+    expected, simulated = theory(law, 1.0, load), stays(law, load)
 
-    assert found.mean() == pytest.approx(expected.mean, rel=0.03)
+    assert simulated.mean() == pytest.approx(expected.mean, rel=0.03)
     for share in (0.5, 0.9, 0.99):
-        assert float(np.quantile(found, share)) == pytest.approx(expected.quantile(share), rel=0.05)
+        assert float(np.quantile(simulated, share)) == pytest.approx(expected.quantile(share), rel=0.05)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.7, 0.9])
 def test_the_distribution_with_constant_service_agrees_with_a_simulation(load: float) -> None:
-    expected, found = Md1(1.0, load), stays(DETERMINISTIC, load)
+    expected, simulated = Md1(1.0, load), stays(DETERMINISTIC, load)
     for stay in (0.5, 1.0, 1.5, 1.99, 2.0, 3.3, 10.0):
-        assert expected.within(stay) == pytest.approx(float((found <= stay + 1e-9).mean()), abs=0.01)
+        assert expected.within(stay) == pytest.approx(float((simulated <= stay + 1e-9).mean()), abs=0.01)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.9])
@@ -107,9 +107,11 @@ def test_departures_one_by_one_equal_those_computed_together(times: list[tuple[i
     arrivals = np.array(sorted(at for at, _ in times), np.int64)
     services = np.array([service for _, service in times], np.int64)
     line = Line()
-    told = [line.departure(at, service) for at, service in zip(arrivals.tolist(), services.tolist(), strict=True)]
+    departures_one_by_one = [
+        line.departure(at, service) for at, service in zip(arrivals.tolist(), services.tolist(), strict=True)
+    ]
 
-    assert told == departures(arrivals, services).tolist()
+    assert departures_one_by_one == departures(arrivals, services).tolist()
 
 
 @pytest.mark.parametrize("law", LAWS)

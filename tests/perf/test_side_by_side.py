@@ -20,18 +20,18 @@ OURS = Load(requests_per_s=200.0, p50_ms=1.0, p99_ms=1.0, cpu_us=5.0, refused=0,
 def test_the_first_side_is_compared_with_the_second(times: float, word: str) -> None:
     lines = {("REST", "ours"): Line([OURS]), ("REST", "theirs"): Line([THEIRS])}
 
-    said = list(report(lines, {"REST": times}))[-1]
+    line = list(report(lines, {"REST": times}))[-1]
 
-    assert said.startswith(f"REST: 2.0 times the requests/s, at least {times:g}: {word};")
-    assert said.endswith("a p99 that is lower: holds; 2.0 times less CPU (theirs)")
+    assert line.startswith(f"REST: 2.0 times the requests/s, at least {times:g}: {word};")
+    assert line.endswith("a p99 that is lower: holds; 2.0 times less CPU (theirs)")
 
 
 def test_a_third_side_is_compared_without_a_requirement() -> None:
     lines = {("REST", side): Line([load]) for side, load in (("ours", OURS), ("one", THEIRS), ("other", OURS))}
 
-    said = list(report(lines, {"REST": 3.0}))[-1]
+    line = list(report(lines, {"REST": 3.0}))[-1]
 
-    assert said == "REST: 1.0 times the requests/s; a p99 that is lower: DOES NOT HOLD; 1.0 times less CPU (other)"
+    assert line == "REST: 1.0 times the requests/s; a p99 that is lower: DOES NOT HOLD; 1.0 times less CPU (other)"
 
 
 def test_a_single_side_is_not_compared() -> None:
@@ -39,16 +39,16 @@ def test_a_single_side_is_not_compared() -> None:
 
 
 def test_sides_are_driven_in_turns_and_the_first_round_does_not_count() -> None:
-    asked = []
+    calls = []
 
     def load(family: ProcessTree, seconds: int) -> Load:
-        asked.append((family.port, seconds))
+        calls.append((family.port, seconds))
         return OURS
 
     sides = {side: contextlib.nullcontext(ProcessTree(0, port)) for side, port in (("ours", 1), ("theirs", 2))}
     lines = measure(sides, {"REST": load}, rounds=2, seconds=5)
 
-    assert asked == [(1, 1), (2, 1), (1, 5), (2, 5), (1, 5), (2, 5)]
+    assert calls == [(1, 1), (2, 1), (1, 5), (2, 5), (1, 5), (2, 5)]
     assert [len(line.loads) for line in lines.values()] == [2, 2]
 
 
@@ -87,5 +87,5 @@ def test_a_server_that_exits_does_not_become_ready(tmp_path: Path) -> None:
 
 def _has_ended(pid: int) -> bool:
     """Whether a process is gone, or is only waited for by nobody."""
-    said = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return said.strip()[:1] in ("", "Z")
+    line = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return line.strip()[:1] in ("", "Z")

@@ -260,17 +260,17 @@ class TestTheGrid:
 
     def test_the_best_policy_is_the_fastest_that_serves_enough(self) -> None:
         static = {"quick": Figures(900, 1, 2, 1), "good": Figures(980, 1, 4, 1), "most": Figures(1000, 1, 9, 1)}
-        found = Comparison(cells()[0], Figures(960, 1, 4.2, 1), static)
+        compared = Comparison(cells()[0], Figures(960, 1, 4.2, 1), static)
 
-        assert (found.best_goodput, found.best_p99) == ("most", "good")
-        assert found.p99_ratio == pytest.approx(1.05)
-        assert found.passes
+        assert (compared.best_goodput, compared.best_p99) == ("most", "good")
+        assert compared.p99_ratio == pytest.approx(1.05)
+        assert compared.passes
         assert not Comparison(cells()[0], Figures(960, 1, 4.5, 1), static).passes
 
     @pytest.mark.slow
     def test_all_cells_are_simulated_with_the_whole_grid(self) -> None:
-        found = compare_simulated(TRUTH, requests=100)
+        compared = compare_simulated(TRUTH, requests=100)
 
-        assert [each.cell for each in found] == list(cells())
-        assert [len(each.static) for each in found[:2]] == [67, 67]
-        assert all(each.default.goodput_per_s > 0 for each in found)
+        assert [each.cell for each in compared] == list(cells())
+        assert [len(each.static) for each in compared[:2]] == [67, 67]
+        assert all(each.default.goodput_per_s > 0 for each in compared)

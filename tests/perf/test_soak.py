@@ -80,10 +80,10 @@ def test_a_census_finds_all_descendants_of_a_process() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 1000 & echo; wait"], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        found = process_usages(parent.pid)
-        for each in found:
+        usages = process_usages(parent.pid)
+        for each in usages:
             subprocess.run(["kill", "-9", str(each.pid)], check=True)
         parent.wait()
 
-    assert [each.role for each in found] == ["server", "other"]
-    assert not is_alive(found[0])
+    assert [each.role for each in usages] == ["server", "other"]
+    assert not is_alive(usages[0])

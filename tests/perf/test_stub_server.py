@@ -44,13 +44,13 @@ class Later:
 
 def frames_of(written: bytes) -> list[tuple[int, int, int, bytes]]:
     """Cut what was written: kind, flags, stream and payload of each frame."""
-    found, at = [], 0
+    frame_list, at = [], 0
     while at < len(written):
         word, flags, stream = frames.FRAME_HEADER.unpack_from(written, at)
         end = at + frames.FRAME_HEADER_BYTES + (word >> 8)
-        found.append((word & 0xFF, flags, stream, written[at + frames.FRAME_HEADER_BYTES : end]))
+        frame_list.append((word & 0xFF, flags, stream, written[at + frames.FRAME_HEADER_BYTES : end]))
         at = end
-    return found
+    return frame_list
 
 
 def call(stream: int, *messages: bytes, ended: bool = True) -> bytes:

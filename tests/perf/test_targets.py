@@ -33,18 +33,18 @@ def held(seconds: float, *answers: tuple[int, float]) -> TargetFigures:
 
 class TestHit:
     def test_the_share_in_time_is_relative_to_all_requests(self) -> None:
-        found = held(2, (200, 49), (200, 51), (503, 1), (200, 50))
+        figures = held(2, (200, 49), (200, 51), (503, 1), (200, 50))
 
-        assert (found.in_time_per_s, found.late, found.share_in_time) == (1, 1, 0.5)
-        assert (found.refused_per_s, found.refused_p99_ms) == (0.5, 1)
+        assert (figures.in_time_per_s, figures.late, figures.share_in_time) == (1, 1, 0.5)
+        assert (figures.refused_per_s, figures.refused_p99_ms) == (0.5, 1)
 
     def test_requests_neither_served_nor_rejected_are_unexpected(self) -> None:
         assert held(1, (200, 1), (500, 1), (BROKEN, 0), (SKIPPED, 0)).unexpected == 3
 
     def test_rounds_are_summarized_by_their_medians(self) -> None:
-        found = median([replace(CALM_LOAD, p99_ms=each) for each in (3, 1, 2)])
+        figures = median([replace(CALM_LOAD, p99_ms=each) for each in (3, 1, 2)])
 
-        assert found == replace(CALM_LOAD, p99_ms=2)
+        assert figures == replace(CALM_LOAD, p99_ms=2)
 
 
 def said(calm: dict[str, Any], over: dict[str, Any]) -> list[str]:

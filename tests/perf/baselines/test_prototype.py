@@ -51,16 +51,16 @@ def test_the_prototype_answers_the_requests_of_the_benchmarks(name: str, folder:
 
         sent = make_call(Case(name, "binary", 1, case.shapes))
         body = process.request("POST", sent.path, sent.bodies[0], sent.headers)
-        wanted = expected(model, row)
-        data = np.frombuffer(body[-wanted.nbytes :], np.float32)
-        np.testing.assert_allclose([data], wanted, rtol=1e-3, atol=1e-3)
+        expected_output = expected(model, row)
+        data = np.frombuffer(body[-expected_output.nbytes :], np.float32)
+        np.testing.assert_allclose([data], expected_output, rtol=1e-3, atol=1e-3)
 
         message = over_grpc.message(over_grpc.Case(name, case.shapes[0], 1, 1))
         with grpc.insecure_channel(f"{HOST}:{process.port}") as channel:
-            said = channel.unary_unary(INFER)(message, timeout=10)
-        told = service_pb2.ModelInferResponse.FromString(said)
-        data = np.frombuffer(told.raw_output_contents[0], np.float32)
-        np.testing.assert_allclose([data], wanted, rtol=1e-3, atol=1e-3)
+            serialized = channel.unary_unary(INFER)(message, timeout=10)
+        reply = service_pb2.ModelInferResponse.FromString(serialized)
+        data = np.frombuffer(reply.raw_output_contents[0], np.float32)
+        np.testing.assert_allclose([data], expected_output, rtol=1e-3, atol=1e-3)
 
 
 def test_ratios_compare_results_of_the_same_round() -> None:

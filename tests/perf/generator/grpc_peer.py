@@ -79,13 +79,13 @@ class Peer:
     def sent(self) -> list[Frame]:
         """Give the frames that the client sent since this was last asked."""
         self.client.flush()
-        found, written = [], self.transport.written
+        sent_frames, written = [], self.transport.written
         while self._read < len(written):
             word, flags, stream = frames.FRAME_HEADER.unpack_from(written, self._read)
             start = self._read + frames.FRAME_HEADER_BYTES
             self._read = start + (word >> 8)
-            found.append(Frame(word & 0xFF, flags, stream, bytes(written[start : self._read])))
-        return found
+            sent_frames.append(Frame(word & 0xFF, flags, stream, bytes(written[start : self._read])))
+        return sent_frames
 
     def kinds(self) -> list[tuple[int, int]]:
         return [(frame.kind, frame.stream) for frame in self.sent()]
@@ -95,11 +95,11 @@ class Peer:
 
     def requests(self) -> dict[int, bytes]:
         """Give the payload of every stream, of what was sent since this was last asked."""
-        found: dict[int, bytes] = {}
+        bodies: dict[int, bytes] = {}
         for frame in self.sent():
             if frame.kind == frames.DATA:
-                found[frame.stream] = found.get(frame.stream, b"") + frame.payload
-        return found
+                bodies[frame.stream] = bodies.get(frame.stream, b"") + frame.payload
+        return bodies
 
     # -- what a server sends -----------------------------------------------------------------------------------
 

@@ -30,13 +30,13 @@ async def going(loop: ClosedLoop, load: Load) -> None:
 
 def test_a_slot_sends_its_next_request_when_its_last_is_answered() -> None:
     async def case(wires: Wires) -> None:
-        given = context(wires)
-        await going(ClosedLoop(given), Load(concurrency=2))
+        load_context = context(wires)
+        await going(ClosedLoop(load_context), Load(concurrency=2))
         wires.opened[0].answer(100)
         wires.opened[0].answer(250)
 
         assert wires.requests == [b"0.0", b"1.0", b"0.1", b"0.2"]
-        window = given.recorder.take()
+        window = load_context.recorder.take()
         assert window.ends_ns.tolist() == [100, 250]
         assert window.starts_ns.tolist()[1] == 100
 
@@ -45,11 +45,11 @@ def test_a_slot_sends_its_next_request_when_its_last_is_answered() -> None:
 
 def test_an_error_answer_is_counted_without_a_latency() -> None:
     async def case(wires: Wires) -> None:
-        given = context(wires)
-        await going(ClosedLoop(given), Load(concurrency=1))
+        load_context = context(wires)
+        await going(ClosedLoop(load_context), Load(concurrency=1))
         wires.opened[0].answer(5, "503: busy")
 
-        window = given.recorder.take()
+        window = load_context.recorder.take()
         assert (window.errors, len(window.ends_ns)) == ({"503: busy": 1}, 0)
         assert wires.requests == [b"0.0", b"0.1"]
 
@@ -104,8 +104,8 @@ def test_slots_share_a_connection_that_carries_several_requests() -> None:
 
 def test_halting_waits_for_requests_in_flight() -> None:
     async def case(wires: Wires) -> None:
-        given = context(wires)
-        loop = ClosedLoop(given)
+        load_context = context(wires)
+        loop = ClosedLoop(load_context)
         await going(loop, Load(concurrency=2))
         halting = asyncio.ensure_future(loop.halt())
         await turns()
@@ -115,7 +115,7 @@ def test_halting_waits_for_requests_in_flight() -> None:
         wires.opened[1].answer()
         await halting
 
-        assert (len(wires.sent), len(given.recorder.take().ends_ns), loop.in_flight()) == (2, 2, 0)
+        assert (len(wires.sent), len(load_context.recorder.take().ends_ns), loop.in_flight()) == (2, 2, 0)
 
     run(case)
 
@@ -124,12 +124,12 @@ def test_halting_gives_up_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(closed_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
-        given = context(wires)
-        loop = ClosedLoop(given)
+        load_context = context(wires)
+        loop = ClosedLoop(load_context)
         await going(loop, Load(concurrency=2))
         await loop.halt()
 
-        assert (given.recorder.take().errors.total(), loop.in_flight()) == (2, 0)
+        assert (load_context.recorder.take().errors.total(), loop.in_flight()) == (2, 0)
         assert [wire.closed for wire in wires.opened] == [True, True]
         await going(loop, Load(concurrency=1))
         assert wires.sent[-1] == (2, b"0.1")
@@ -139,15 +139,15 @@ def test_halting_gives_up_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_stopping_a_slot_ends_its_sequence_without_recording_the_end() -> None:
     async def case(wires: Wires) -> None:
-        given = context(wires, Numbered(sequences=True))
-        loop = ClosedLoop(given)
+        load_context = context(wires, Numbered(sequences=True))
+        loop = ClosedLoop(load_context)
         await going(loop, Load(concurrency=1))
         loop.stop()
         wires.opened[0].answer()
         assert (wires.requests, loop.in_flight()) == ([b"0.0", b"0.end"], 1)
         wires.opened[0].answer()
 
-        assert (loop.in_flight(), len(given.recorder.take().ends_ns)) == (0, 1)
+        assert (loop.in_flight(), len(load_context.recorder.take().ends_ns)) == (0, 1)
 
     run(case)
 
@@ -167,28 +167,28 @@ def test_a_number_of_requests_is_divided_among_processes_with_slots(number: int,
 
 def test_a_lost_request_is_an_error_and_its_slot_reconnects() -> None:
     async def case(wires: Wires) -> None:
-        given = context(wires)
-        await going(ClosedLoop(given), Load(concurrency=1))
+        load_context = context(wires)
+        await going(ClosedLoop(load_context), Load(concurrency=1))
         wires.opened[0].answer(1)
         wires.opened[0].end("reset by peer")
-        given.recorder.last_answer_ns = 1 << 62  # answers came since: no pause
+        load_context.recorder.last_answer_ns = 1 << 62  # answers came since: no pause
         await turns()
 
         assert wires.sent == [(0, b"0.0"), (0, b"0.1"), (1, b"0.2")]
-        assert given.recorder.take().errors == {"connection lost: reset by peer": 1}
+        assert load_context.recorder.take().errors == {"connection lost: reset by peer": 1}
 
     run(case)
 
 
 def test_an_orderly_close_by_the_server_is_not_an_error() -> None:
     async def case(wires: Wires) -> None:
-        given = context(wires)
-        await going(ClosedLoop(given), Load(concurrency=1))
+        load_context = context(wires)
+        await going(ClosedLoop(load_context), Load(concurrency=1))
         wires.opened[0].on_lost("")
         wires.opened[0].answer(9)
         await turns()
 
-        window = given.recorder.take()
+        window = load_context.recorder.take()
         assert (wires.sent, window.errors, window.ends_ns.tolist()) == ([(0, b"0.0"), (1, b"0.1")], {}, [9])
 
     run(case)
@@ -200,16 +200,16 @@ def test_a_server_that_does_not_come_back_ends_the_load(
     monkeypatch.setattr(reconnecting, "_PAUSE_S", 0)
 
     async def case(wires: Wires) -> None:
-        given = context(wires, dead_after_s=0)
-        loop = ClosedLoop(given)
-        given.recorder.on_failure = lambda reason: loop.stop()
+        load_context = context(wires, dead_after_s=0)
+        loop = ClosedLoop(load_context)
+        load_context.recorder.on_failure = lambda reason: loop.stop()
         await going(loop, Load(concurrency=2))
         wires.refusing = True
         for wire in wires.opened:
             wire.end("reset by peer")
         await loop.halt()
 
-        window = given.recorder.take()
+        window = load_context.recorder.take()
         assert (window.failure, loop.in_flight()) == ("reset by peer", 0)
         assert window.failed_ns > 0
 

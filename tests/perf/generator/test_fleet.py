@@ -53,8 +53,8 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def running(port: int) -> Iterator[Fleet]:
-    with fleet(Target("127.0.0.1", port), Repeated((REQUEST,)), 2) as made:
-        yield made
+    with fleet(Target("127.0.0.1", port), Repeated((REQUEST,)), 2) as started:
+        yield started
 
 
 def counted(running: Fleet, load: Load) -> Window:
@@ -200,11 +200,11 @@ def test_an_order_that_fails_raises_the_text_of_its_error() -> None:
 
 def test_a_process_reports_a_dead_server_to_the_fleet() -> None:
     watching, pipes = quiet()
-    told = threading.Thread(target=_gives_up, args=(pipes[1], pipes[3]))
-    told.start()
+    reporter = threading.Thread(target=_gives_up, args=(pipes[1], pipes[3]))
+    reporter.start()
 
     assert watching.wait(3600)
-    told.join()
+    reporter.join()
     for pipe in pipes:
         pipe.close()
 

@@ -239,17 +239,17 @@ def test_an_idle_connection_that_ended_is_reopened_when_needed() -> None:
 
 def test_a_lost_connection_is_reported_first_to_the_pacing_and_then_to_each_slot() -> None:
     async def scenario() -> None:
-        server, told = Server(), []
-        channel = await server.opener.open(lambda reason: told.append(f"channel: {reason}"))
+        server, events = Server(), []
+        channel = await server.opener.open(lambda reason: events.append(f"channel: {reason}"))
         slots = [FakeSlot(), FakeSlot()]
         for slot in slots:
-            slot.on_lost = lambda now_ns, reason: told.append(f"slot: {reason}")  # type: ignore[method-assign]
+            slot.on_lost = lambda now_ns, reason: events.append(f"slot: {reason}")  # type: ignore[method-assign]
             channel.send(REQUEST, slot)
         server.peer.transport.close()
         await turns()
 
         reason = "the server closed the connection"
-        assert told == [f"channel: {reason}", f"slot: {reason}", f"slot: {reason}"]
+        assert events == [f"channel: {reason}", f"slot: {reason}", f"slot: {reason}"]
 
     run(scenario)
 
@@ -323,7 +323,7 @@ def test_a_connection_that_has_used_all_stream_ids_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected_reason"),
     [
         (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), "more padding than payload"),
         (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), "cannot be decoded"),
@@ -338,7 +338,7 @@ def test_a_connection_that_has_used_all_stream_ids_is_replaced() -> None:
     ],
     ids=str,
 )
-def test_a_protocol_violation_ends_the_connection_with_a_reason(wrong: bytes, said: str) -> None:
+def test_a_protocol_violation_ends_the_connection_with_a_reason(wrong: bytes, expected_reason: str) -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
@@ -349,9 +349,9 @@ def test_a_protocol_violation_ends_the_connection_with_a_reason(wrong: bytes, sa
         await turns()
 
         assert last.kind == frames.GOAWAY
-        assert said in last.payload[8:].decode()
-        assert said in server.on_lost[0]
-        assert said in slot.losses[0]
+        assert expected_reason in last.payload[8:].decode()
+        assert expected_reason in server.on_lost[0]
+        assert expected_reason in slot.losses[0]
 
     run(scenario)
 
@@ -359,9 +359,9 @@ def test_a_protocol_violation_ends_the_connection_with_a_reason(wrong: bytes, sa
 class Greeter(asyncio.Protocol):
     """Answers whoever comes with some bytes and hangs up, or, without any, says nothing."""
 
-    def __init__(self, answer: bytes | None, gone: asyncio.Event) -> None:
+    def __init__(self, answer: bytes | None, disconnected: asyncio.Event) -> None:
         self._answer = answer
-        self._gone = gone
+        self._gone = disconnected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -375,18 +375,18 @@ class Greeter(asyncio.Protocol):
 
 async def _opened_to(answer: bytes | None) -> str:
     """Say what is wrong with a server that greets with `answer`."""
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with await loop.create_server(lambda: Greeter(answer, gone), "127.0.0.1", 0) as server:
+    async with await loop.create_server(lambda: Greeter(answer, disconnected), "127.0.0.1", 0) as server:
         opener = GrpcOpener(Target("127.0.0.1", server.sockets[0].getsockname()[1], grpc=GrpcCall(METHOD)))
         with pytest.raises(OSError, match=" ") as caught:
             await opener.open(lambda reason: None)
-        await gone.wait()
+        await disconnected.wait()
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected_reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2"),
         (frames.frame(frames.PING, 0, 0, bytes(8)), "does not speak HTTP/2"),
@@ -396,8 +396,8 @@ async def _opened_to(answer: bytes | None) -> str:
     ],
 )
 def test_a_server_that_does_not_speak_http2_is_an_error_on_opening(
-    answer: bytes | None, said: str, monkeypatch: pytest.MonkeyPatch
+    answer: bytes | None, expected_reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc, "_OPEN_S", 0.01)
 
-    assert said in asyncio.run(_opened_to(answer))
+    assert expected_reason in asyncio.run(_opened_to(answer))

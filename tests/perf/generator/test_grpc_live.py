@@ -49,27 +49,27 @@ def infer(model: str = "m") -> bytes:
 
 async def load(target: Target, request: bytes, slots: int = 8, each: int = REQUESTS) -> list[FakeSlot]:
     """Have some slots each send some requests, one after the other."""
-    opener, told = GrpcOpener(target), list[str]()
-    channels = [await opener.open(told.append) for _ in range(2)]
-    made: list[FakeSlot] = []
+    opener, losses = GrpcOpener(target), list[str]()
+    channels = [await opener.open(losses.append) for _ in range(2)]
+    slots_made: list[FakeSlot] = []
     done = asyncio.Event()
 
     class Counting(FakeSlot):
         def on_answer(self, now_ns: int, error: str) -> None:
             super().on_answer(now_ns, error)
-            if not self.again and all(len(slot.ends) == each for slot in made):
+            if not self.again and all(len(slot.ends) == each for slot in slots_made):
                 done.set()
 
     for number in range(slots):
         channel = channels[number % 2]
-        made.append(Counting(again=each - 1, send=lambda slot, channel=channel: channel.send(request, slot)))  # type: ignore[misc]
-        channel.send(request, made[-1])
+        slots_made.append(Counting(again=each - 1, send=lambda slot, channel=channel: channel.send(request, slot)))  # type: ignore[misc]
+        channel.send(request, slots_made[-1])
     async with asyncio.timeout(20):
         await done.wait()
     for channel in channels:
         channel.close()
-    assert not told
-    return list(made)
+    assert not losses
+    return list(slots_made)
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "deflate"])
@@ -127,14 +127,14 @@ def test_tls_works_with_a_client_certificate(tmp_path: Path) -> None:
 
 
 def test_a_tls_server_that_does_not_choose_http2_is_an_error(tmp_path: Path) -> None:
-    made, key = certificate(tmp_path)
+    certificate_file, key = certificate(tmp_path)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_side.load_cert_chain(made, key)
+    server_side.load_cert_chain(certificate_file, key)
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=server_side) as server:
-            target = Target("127.0.0.1", server.sockets[0].getsockname()[1], Tls(roots=made))
+            target = Target("127.0.0.1", server.sockets[0].getsockname()[1], Tls(roots=certificate_file))
             with pytest.raises(OSError, match="ALPN"):
                 await ask(target, GrpcCall(ECHO), b"")
 

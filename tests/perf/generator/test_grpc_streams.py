@@ -21,14 +21,14 @@ REQUEST, NEXT = message(b"first"), message(b"next")
 
 
 def response(*, final: bool | None = None, error: str = "", outputs: int = 0) -> bytes:
-    made = service_pb2().ModelStreamInferResponse(error_message=error)
-    made.infer_response.model_name = "m"
+    message = service_pb2().ModelStreamInferResponse(error_message=error)
+    message.infer_response.model_name = "m"
     if final is not None:
-        made.infer_response.parameters["triton_final_response"].bool_param = final
+        message.infer_response.parameters["triton_final_response"].bool_param = final
     if outputs:
-        made.infer_response.outputs.add(name="y")
-        made.infer_response.raw_output_contents.append(bytes(outputs))
-    written: bytes = made.SerializeToString()
+        message.infer_response.outputs.add(name="y")
+        message.infer_response.raw_output_contents.append(bytes(outputs))
+    written: bytes = message.SerializeToString()
     return written
 
 

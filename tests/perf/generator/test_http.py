@@ -28,7 +28,7 @@ CLOSE = object()
 """In a script: the server ends the connection."""
 
 
-class Said:
+class Outcome:
     """A slot that waits for its end: empty, an error, or `lost: ` and why."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def over_loopback(case: Callable[[Server, int], Awaitable[None]], *script: Seque
 
 
 async def asked(carrier: Any, request: bytes = b"POST / HTTP/1.1\r\n\r\n") -> str:
-    slot = Said()
+    slot = Outcome()
     carrier.send(request, slot)
     return await slot.end
 
@@ -127,9 +127,9 @@ def test_a_connection_is_reused_for_the_next_request() -> None:
     async def case(server: Server, port: int) -> None:
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
-        said = [await asked(carrier, b"%d" % number) for number in range(4)]
+        outcomes = [await asked(carrier, b"%d" % number) for number in range(4)]
 
-        assert said == ["", "", "503: busy", ""]
+        assert outcomes == ["", "", "503: busy", ""]
         assert (server.requests, server.connections) == ([b"0", b"1", b"2", b"3"], 1)
         carrier.close()
 
@@ -157,10 +157,10 @@ def test_a_page_of_a_proxy_is_not_an_answer_to_infer_whatever_its_status() -> No
     async def case(server: Server, port: int) -> None:
         carrier = await HttpOpener(Target("127.0.0.1", port, v2=True)).open(lambda reason: None)
 
-        said = [await asked(carrier) for _ in range(7)]
+        outcomes = [await asked(carrier) for _ in range(7)]
 
         wrong = "200, but neither JSON nor tensors: "
-        assert said == [wrong + "text/html", wrong + "text/html", "", "", "", "", "503: busy"]
+        assert outcomes == [wrong + "text/html", wrong + "text/html", "", "", "", "", "503: busy"]
         carrier.close()
 
     json = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -205,12 +205,12 @@ def test_an_error_as_long_as_a_good_answer_is_not_mistaken_for_it() -> None:
 def test_a_server_that_closes_after_an_answer_ends_the_connection_in_order() -> None:
     async def case(server: Server, port: int) -> None:
         ends: list[str] = []
-        said = []
+        outcomes = []
         for _ in range(3):
             carrier = await HttpOpener(Target("127.0.0.1", port)).open(ends.append)
-            said.append(await asked(carrier))
+            outcomes.append(await asked(carrier))
 
-        assert (said, ends) == (["", "", ""], ["", "", ""])
+        assert (outcomes, ends) == (["", "", ""], ["", "", ""])
 
     closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
     endless = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
@@ -240,7 +240,7 @@ def test_a_load_continues_over_as_many_connections_as_the_server_ends() -> None:
 def test_the_connection_end_is_reported_before_the_answer_so_that_the_next_request_goes_elsewhere() -> None:
     async def case(server: Server, port: int) -> None:
         order: list[str] = []
-        slot = Said()
+        slot = Outcome()
         slot.end.add_done_callback(lambda end: None)
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(
             lambda reason: order.append("answered" if slot.end.done() else "line first")
@@ -254,7 +254,7 @@ def test_the_connection_end_is_reported_before_the_answer_so_that_the_next_reque
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [
         ([CLOSE], "the server closed the connection"),
         ([OK[:-1], CLOSE], "the server closed the connection"),
@@ -321,9 +321,9 @@ def encrypted(certificates: Certificates, host: str, tls: Tls, *, mutual: bool =
             offered.load_verify_locations(certificates.certificate)
         async with serving(Server([[OK]]), tls=offered) as port:
             carrier = await HttpOpener(Target(host, port, tls)).open(lambda reason: None)
-            said = await asked(carrier)
+            outcomes = await asked(carrier)
             carrier.close()
-            return said
+            return outcomes
 
     return uvloop.run(case())
 

@@ -48,11 +48,11 @@ def chunked(body: bytes, size: int, extension: bytes) -> bytes:
 
 @given(answers(), st.lists(st.integers(0, 2000), max_size=6), st.binary(max_size=9))
 def test_an_answer_is_parsed_alike_in_pieces_of_any_size(
-    made: tuple[bytes, int, bytes, bool], cuts: list[int], behind: bytes
+    case: tuple[bytes, int, bytes, bool], cuts: list[int], behind: bytes
 ) -> None:
-    came, status, body, keeps_alive = made
-    places = sorted({0, len(came), *(cut % (len(came) + 1) for cut in cuts)})
-    pieces = [came[a:b] for a, b in pairwise(places)]
+    data, status, body, keeps_alive = case
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    pieces = [data[a:b] for a, b in pairwise(places)]
     pieces[-1] += behind
     answer = Answer()
 
@@ -63,13 +63,13 @@ def test_an_answer_is_parsed_alike_in_pieces_of_any_size(
 
 
 @given(answers())
-def test_an_answer_may_arrive_byte_by_byte(made: tuple[bytes, int, bytes, bool]) -> None:
-    came, status, body, _ = made
+def test_an_answer_may_arrive_byte_by_byte(case: tuple[bytes, int, bytes, bool]) -> None:
+    data, status, body, _ = case
     answer = Answer()
 
-    rests = [answer.feed(came[at : at + 1]) for at in range(len(came))]
+    rests = [answer.feed(data[at : at + 1]) for at in range(len(data))]
 
-    assert rests == [None] * (len(came) - 1) + [b""]
+    assert rests == [None] * (len(data) - 1) + [b""]
     assert (answer.status, answer.text) == (status, body[:TEXT_BYTES])
 
 
@@ -77,27 +77,27 @@ def test_an_answer_may_arrive_byte_by_byte(made: tuple[bytes, int, bytes, bool])
 def test_a_body_without_a_length_ends_with_the_connection(body: bytes, cut: int) -> None:
     answer = Answer()
 
-    came = b"HTTP/1.1 200 OK\r\n\r\n" + body
+    data = b"HTTP/1.1 200 OK\r\n\r\n" + body
 
-    assert answer.feed(came[:cut]) is None
-    assert answer.feed(came[cut:]) is None
+    assert answer.feed(data[:cut]) is None
+    assert answer.feed(data[cut:]) is None
     assert (answer.ends_with_connection(), answer.keeps_alive, answer.text) == (True, False, body[:TEXT_BYTES])
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_answer_or_a_bad_answer(came: bytes) -> None:
+def test_any_bytes_are_an_answer_or_a_bad_answer(data: bytes) -> None:
     answer = Answer()
 
     with suppress(BadAnswerError):
-        rest = answer.feed(b"HTTP/1.1 200 OK\r\n" + came)
-        assert rest is None or came.endswith(rest)
+        rest = answer.feed(b"HTTP/1.1 200 OK\r\n" + data)
+        assert rest is None or data.endswith(rest)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("came", "plain"),
+    ("data", "plain"),
     [
         (HEAD + b"ok", len(HEAD)),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"ok", 0),
@@ -106,10 +106,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
     ],
     ids=["plain", "after another", "chunked", "no body"],
 )
-def test_only_an_answer_with_one_head_and_a_length_may_be_recognized_by_its_head(came: bytes, plain: int) -> None:
+def test_only_an_answer_with_one_head_and_a_length_may_be_recognized_by_its_head(data: bytes, plain: int) -> None:
     answer = Answer()
 
-    assert (answer.feed(came), answer.plain_bytes) == (b"", plain)
+    assert (answer.feed(data), answer.plain_bytes) == (b"", plain)
 
 
 def test_a_large_body_is_not_kept() -> None:
@@ -124,16 +124,16 @@ def test_a_large_body_is_not_kept() -> None:
 
 
 def test_an_http_1_0_answer_ends_the_connection_unless_it_keeps_it_alive() -> None:
-    old, kept = Answer(), Answer()
+    old, keeping = Answer(), Answer()
 
     old.feed(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
-    kept.feed(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: Keep-Alive\r\n\r\n")
+    keeping.feed(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: Keep-Alive\r\n\r\n")
 
-    assert (old.keeps_alive, kept.keeps_alive) == (False, True)
+    assert (old.keeps_alive, keeping.keeps_alive) == (False, True)
 
 
 @pytest.mark.parametrize(
-    "came",
+    "data",
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/2 200\r\n\r\n",
@@ -145,6 +145,6 @@ def test_an_http_1_0_answer_ends_the_connection_unless_it_keeps_it_alive() -> No
         b"HTTP/1.1 200 OK\r\nX: " + b"a" * (1 << 18),
     ],
 )
-def test_bytes_that_are_no_answer_raise_a_named_error(came: bytes) -> None:
+def test_bytes_that_are_no_answer_raise_a_named_error(data: bytes) -> None:
     with pytest.raises(BadAnswerError):
-        Answer().feed(came)
+        Answer().feed(data)

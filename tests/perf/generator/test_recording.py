@@ -46,15 +46,15 @@ def test_errors_with_ever_new_texts_take_no_more_memory() -> None:
 
 
 def test_only_the_first_failure_of_a_load_counts_until_another_begins() -> None:
-    told: list[str] = []
-    recorder = Recorder(told.append)
+    failures: list[str] = []
+    recorder = Recorder(failures.append)
 
     recorder.abort("refused")
     recorder.abort("refused again")
     first = recorder.take()
     recorder.reset()
 
-    assert (told, first.failure, first.failed_ns > 0) == (["refused"], "refused", True)
+    assert (failures, first.failure, first.failed_ns > 0) == (["refused"], "refused", True)
     assert (recorder.take().failure, recorder.take().failed_ns) == ("", 0)
 
 

@@ -29,15 +29,15 @@ def test_responses_are_recorded_with_their_request(
     monkeypatch.setattr(opening, "alarm", lambda ring: Bell())
     monkeypatch.setattr(serial_loop, "alarm", lambda ring: Bell())
 
-    async def case(given: LoadContext, wires: Wires) -> None:
-        loop: Pacing = pacing(given)
+    async def case(load_context: LoadContext, wires: Wires) -> None:
+        loop: Pacing = pacing(load_context)
         await loop.ready(load)
         loop.start(0)
         wire = next(wire for wire in wires.opened if wire.in_flight)
         wire.in_flight[0].on_responses([3, 4], 2)
         wire.answer(5)
 
-        window = given.recorder.take()
+        window = load_context.recorder.take()
         assert (window.ends_ns.tolist(), window.earlier_counts.tolist(), window.earlier_ns.tolist()) == (
             [5],
             [2],

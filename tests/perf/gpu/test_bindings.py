@@ -20,14 +20,14 @@ def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ground: Any) -> dict[s
 
 
 def test_all_assumptions_hold_on_a_correct_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = rows(monkeypatch, tmp_path, FakeRuntime())
+    held_by_name = rows(monkeypatch, tmp_path, FakeRuntime())
 
-    assert len(found) == 7
-    assert {what for what, held in found.items() if held is False} == set()
+    assert len(held_by_name) == 7
+    assert {what for what, held in held_by_name.items() if held is False} == set()
 
 
 def test_tensors_left_on_the_host_fail_the_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ground = FakeGround(FakeRuntime(), on_host=("input",), cpu_nodes=("Gemm",))
-    found = rows(monkeypatch, tmp_path, ground)
+    held_by_name = rows(monkeypatch, tmp_path, ground)
 
-    assert (found["mlp_fp16: nodes on the CPU"], found["mlp_fp16: tensors on the host"]) == (False, False)
+    assert (held_by_name["mlp_fp16: nodes on the CPU"], held_by_name["mlp_fp16: tensors on the host"]) == (False, False)

@@ -90,8 +90,8 @@ def test_the_engine_rate_is_compared_with_the_offline_rate(tmp_path: Path, monke
     context = CheckContext("cpu", tmp_path, quick=True)
     variant = context.variant("cnn", "fp16")
     monkeypatch.setattr(CheckContext, "measured", lambda self: (("cnn", "fp16"),))
-    found = Row("offline", best_rate(variant), 10.0)
-    rate, ratio, plain = engine.report(CheckContext("cpu", tmp_path, quick=True, earlier=(found,)))
+    offline_row = Row("offline", best_rate(variant), 10.0)
+    rate, ratio, plain = engine.report(CheckContext("cpu", tmp_path, quick=True, earlier=(offline_row,)))
 
     assert isinstance(rate.value, float)
     assert ratio.value == pytest.approx(rate.value / 10)

@@ -126,10 +126,10 @@ def test_answers_in_client_device_memory_equal_those_of_the_cpu(
 ) -> None:
     context = CheckContext(GPU, tmp_path, quick=True)
     variant = context.variant(kind, "fp16")
-    wanted = correct.on_cpu(context, context.variant(kind, "fp32"))
+    expected = correct.on_cpu(context, context.variant(kind, "fp32"))
     server: Any = Sharing(runtime, context, variant)
 
-    assert 0 < shared.max_client_error(server, runtime, variant, wanted) < TOLERANCE["fp16"]
+    assert 0 < shared.max_client_error(server, runtime, variant, expected) < TOLERANCE["fp16"]
     assert set(runtime.alive.values()) == {0}
 
 

@@ -70,12 +70,12 @@ def test_figures_are_formatted_for_readers(value: float | str, text: str) -> Non
 
 
 def test_the_table_has_a_line_per_row_and_marks_failures() -> None:
-    found = [
+    row_list = [
         Row("engine", "rate", 12345.6, "rows/s", note="a | b\nc"),
         rows.at_least("engine", "ratio", 0.5, 0.95),
         rows.at_least("served", "ratio", 0.96, 0.95),
     ]
-    text = rows.table("2026-11-23", found, {"GPU": "one"})
+    text = rows.table("2026-11-23", row_list, {"GPU": "one"})
 
     assert text.startswith("## 2026-11-23\n\n- GPU: one\n\n| part |")
     assert "| engine | rate | 12,346 rows/s |  | a \\| b c |" in text

@@ -12,7 +12,7 @@ from penstock.perf.payloads.batches import alone, check_batch, in_order
 from penstock.perf.payloads.input_data import Row
 from penstock.perf.payloads.tensors import InputError, InputTensor, Step, Values
 from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, ModelDescription, Tensor
-from tests.perf.payloads.drawn import model_of
+from tests.perf.payloads.strategies import model_of
 
 X = Tensor("x", "UINT8", (-1,))
 MAYBE = Tensor("maybe", "UINT8", (1,), optional=True)
@@ -28,24 +28,24 @@ def sent(step: Step) -> list[int]:
 
 
 def test_batches_take_consecutive_rows_and_wrap_around() -> None:
-    made = alone(model_of(X), rows(b"\1", b"\2", b"\3", b"\4"), 3)
+    requests = alone(model_of(X), rows(b"\1", b"\2", b"\3", b"\4"), 3)
 
-    assert list(map(sent, made)) == [[1, 2, 3], [4, 1, 2], [3, 4, 1], [2, 3, 4]]
-    assert made[0][0].shape == (3, 1)
+    assert list(map(sent, requests)) == [[1, 2, 3], [4, 1, 2], [3, 4, 1], [2, 3, 4]]
+    assert requests[0][0].shape == (3, 1)
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_all_requests_together_contain_each_row_equally_often(count: int, batch: int) -> None:
-    made = alone(model_of(X), rows(*(bytes([n]) for n in range(count))), batch)
+    requests = alone(model_of(X), rows(*(bytes([n]) for n in range(count))), batch)
 
-    flat = [number for step in made for number in sent(step)]
+    flat = [number for step in requests for number in sent(step)]
     assert flat == [n % count for n in range(math.lcm(count, batch))]
 
 
 def test_requests_of_a_sequence_begin_with_each_row() -> None:
-    made = in_order(model_of(X), rows(b"\1", b"\2", b"\3"), 2)
+    requests = in_order(model_of(X), rows(b"\1", b"\2", b"\3"), 2)
 
-    assert list(map(sent, made)) == [[1, 2], [2, 3], [3, 1]]
+    assert list(map(sent, requests)) == [[1, 2], [2, 3], [3, 1]]
 
 
 def test_requests_to_a_model_without_rows_have_none() -> None:

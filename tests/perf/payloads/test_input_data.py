@@ -16,7 +16,7 @@ from penstock.perf.payloads.input_data import Streams, streams
 from penstock.perf.payloads.tensors import InputError, Values, elements_of
 from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.perf.profiling.options import Input
-from tests.perf.payloads.drawn import model_of
+from tests.perf.payloads.strategies import model_of
 from tests.server.v2.documents import ANYTHING
 
 X = Tensor("x", "INT32", (2,))
@@ -35,31 +35,31 @@ def file_of(folder: Path, document: Any, name: str = "data.json") -> str:
     return str(path)
 
 
-def read(model: ModelDescription, *paths: str, **asked: Any) -> Streams:
-    return streams(model, Input(source=paths, **asked))
+def read(model: ModelDescription, *paths: str, **input_options: Any) -> Streams:
+    return streams(model, Input(source=paths, **input_options))
 
 
-def refused(model: ModelDescription, *paths: str, **asked: Any) -> str:
+def rejection(model: ModelDescription, *paths: str, **input_options: Any) -> str:
     with pytest.raises(InputError) as caught:
-        read(model, *paths, **asked)
+        read(model, *paths, **input_options)
     return str(caught.value)
 
 
-def one_step(folder: Path, entry: Any, tensor: Tensor = X, **asked: Any) -> Values:
+def one_step(folder: Path, entry: Any, tensor: Tensor = X, **input_options: Any) -> Values:
     """Give what a file with one step of one input is read as."""
-    return read(model_of(tensor), file_of(folder, {"data": [{"x": entry}]}), **asked).streams[0][0]["x"]
+    return read(model_of(tensor), file_of(folder, {"data": [{"x": entry}]}), **input_options).streams[0][0]["x"]
 
 
 def test_random_input_is_one_step_determined_by_the_seed() -> None:
     model = model_of(X, WORDS, MAYBE)
-    made = read(model, "random")
+    read_input = read(model, "random")
 
-    assert not made.given
-    assert len(made.streams) == len(made.streams[0]) == 1
-    assert made.streams[0][0].keys() == {"x", "words", "maybe"}
-    assert made == read(model, "random")
-    assert made != read(model, "random", seed=1)
-    assert len(elements_of(made.streams[0][0]["words"].raw, "")[0]) == 128
+    assert not read_input.given
+    assert len(read_input.streams) == len(read_input.streams[0]) == 1
+    assert read_input.streams[0][0].keys() == {"x", "words", "maybe"}
+    assert read_input == read(model, "random")
+    assert read_input != read(model, "random", seed=1)
+    assert len(elements_of(read_input.streams[0][0]["words"].raw, "")[0]) == 128
 
 
 def test_zero_input_applies_to_numbers_and_strings_stay_random() -> None:
@@ -76,34 +76,34 @@ def test_a_string_can_be_specified() -> None:
 
 
 def test_a_free_dimension_must_be_specified() -> None:
-    assert "--shape x:1,2" in refused(model_of(FREE), "random")
+    assert "--shape x:1,2" in rejection(model_of(FREE), "random")
     assert read(model_of(FREE), "random", shapes={"x": (3, 2)}).streams[0][0]["x"].shape == (3, 2)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 3), (-1, 2), (1, 3, 2)])
 def test_a_shape_that_does_not_fit_is_rejected(shape: tuple[int, ...]) -> None:
-    assert refused(model_of(FREE), "random", shapes={"x": shape}).startswith("--shape x: ")
+    assert rejection(model_of(FREE), "random", shapes={"x": shape}).startswith("--shape x: ")
 
 
 def test_a_shape_for_an_unknown_input_is_rejected() -> None:
-    assert refused(model_of(X), "random", shapes={"z": (1,)}).startswith("--shape z: model 'm' has no such input")
+    assert rejection(model_of(X), "random", shapes={"z": (1,)}).startswith("--shape z: model 'm' has no such input")
 
 
 def test_shape_tensors_are_not_generated() -> None:
-    assert "shape tensor" in refused(model_of(Tensor("x", "INT32", (2,), shape_tensor=True)), "zero")
+    assert "shape tensor" in rejection(model_of(Tensor("x", "INT32", (2,), shape_tensor=True)), "zero")
 
 
 def test_a_model_without_inputs_is_rejected() -> None:
-    assert "names no inputs; tell them with --input" in refused(model_of(), "random")
+    assert "names no inputs; tell them with --input" in rejection(model_of(), "random")
 
 
 def test_steps_of_all_files_form_one_stream(tmp_path: Path) -> None:
     paths = [file_of(tmp_path, {"data": [{"x": [n, 0]}, {"x": [n, 1]}]}, f"{n}.json") for n in (1, 2)]
 
-    found = read(model_of(X), *paths)
+    read_input = read(model_of(X), *paths)
 
-    assert found.given
-    assert [[row["x"].raw for row in stream] for stream in found.streams] == [
+    assert read_input.given
+    assert [[row["x"].raw for row in stream] for stream in read_input.streams] == [
         [ints(1, 0), ints(1, 1), ints(2, 0), ints(2, 1)]
     ]
 
@@ -147,7 +147,7 @@ def test_only_optional_inputs_may_be_missing(tmp_path: Path) -> None:
     path = file_of(tmp_path, {"data": [{"x": [1, 2], "model": "is for others"}]})
 
     assert read(model_of(X, MAYBE), path).streams[0][0].keys() == {"x"}
-    assert refused(model_of(X, WORDS), path).endswith("data[0]: input 'words' is missing")
+    assert rejection(model_of(X, WORDS), path).endswith("data[0]: input 'words' is missing")
 
 
 @pytest.mark.parametrize(
@@ -175,26 +175,26 @@ def test_only_optional_inputs_may_be_missing(tmp_path: Path) -> None:
 def test_an_invalid_file_is_rejected_with_its_name_and_position(tmp_path: Path, document: Any, text: str) -> None:
     path = file_of(tmp_path, document)
 
-    told = refused(model_of(X), path)
+    error = rejection(model_of(X), path)
 
-    assert told.startswith(f"--input-data {path}: ")
-    assert text in told
+    assert error.startswith(f"--input-data {path}: ")
+    assert text in error
 
 
 def test_a_free_dimension_that_no_step_specifies_is_rejected(tmp_path: Path) -> None:
-    assert "neither here ('shape') nor by --shape" in refused(
+    assert "neither here ('shape') nor by --shape" in rejection(
         model_of(FREE), file_of(tmp_path, {"data": [{"x": [1, 2]}]})
     )
 
 
 def test_a_missing_file_is_rejected() -> None:
-    assert refused(model_of(X), "nowhere") == "--input-data nowhere: it cannot be read: No such file or directory"
+    assert rejection(model_of(X), "nowhere") == "--input-data nowhere: it cannot be read: No such file or directory"
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_expected_outputs_are_read_and_reported_as_not_compared(tmp_path: Path, nested: bool) -> None:
-    data, wanted = {"x": [1, 2]}, {"y": [0.5]}
-    document = {"data": [[data]] if nested else [data], "validation_data": [[wanted]] if nested else [wanted]}
+    data, expected = {"x": [1, 2]}, {"y": [0.5]}
+    document = {"data": [[data]] if nested else [data], "validation_data": [[expected]] if nested else [expected]}
 
     (note,) = read(model_of(X), file_of(tmp_path, document)).notes
 
@@ -220,14 +220,14 @@ def test_a_folder_has_a_file_for_each_input(tmp_path: Path) -> None:
     (tmp_path / "words").write_bytes(b"one\r\ntwo words\n")
     (tmp_path / "y").write_bytes(b"what is expected")
 
-    found = read(model_of(X, WORDS, MAYBE), str(tmp_path))
-    row = found.streams[0][0]
+    read_input = read(model_of(X, WORDS, MAYBE), str(tmp_path))
+    row = read_input.streams[0][0]
 
-    assert found.given
+    assert read_input.given
     assert row["x"] == Values((2,), ints(3, 4))
     assert elements_of(row["words"].raw, "") == [b"one\r", b"two words"]
     assert "maybe" not in row
-    assert "not compared" in found.notes[0]
+    assert "not compared" in read_input.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -244,16 +244,16 @@ def test_an_invalid_folder_is_rejected(tmp_path: Path, files: dict[str, bytes], 
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
 
-    told = refused(model_of(X, WORDS), str(tmp_path))
+    error = rejection(model_of(X, WORDS), str(tmp_path))
 
-    assert told.startswith("--input-data ")
-    assert text in told
+    assert error.startswith("--input-data ")
+    assert text in error
 
 
 def test_a_folder_needs_shapes_for_free_dimensions(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(ints(1, 2))
 
-    assert "--shape x:1,2" in refused(model_of(FREE), str(tmp_path))
+    assert "--shape x:1,2" in rejection(model_of(FREE), str(tmp_path))
     assert read(model_of(FREE), str(tmp_path), shapes={"x": (1, 2)}).streams[0][0]["x"].shape == (1, 2)
 
 

@@ -90,8 +90,8 @@ def model(live: Live, name: str) -> ModelDescription:
 
 def test_strings_return_as_they_were_sent(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (2,)}, string="hé", batch=2)
-    with prepare_payloads(model(live, "words"), words, target, control(live)) as found:
-        (answer,) = asked(target, [next(found.payloads.stream(0))])
+    with prepare_payloads(model(live, "words"), words, target, control(live)) as prepared:
+        (answer,) = asked(target, [next(prepared.payloads.stream(0))])
 
     assert answer["y"] == b"\3\0\0\0h\xc3\xa9" * 4
 
@@ -101,10 +101,10 @@ def test_sequences_keep_separate_state_and_end(live: Live, target: Target, tmp_p
     path.write_text(json.dumps({"data": [[{"x": [1]}, {"x": [2]}], [{"x": [10]}, {"x": [20]}, {"x": [30]}]]}))
     sums = model(live, "sums")
     assert sums.sequences
-    with prepare_payloads(sums, Input(source=(str(path),)), target, control(live), slots=2) as found:
-        one, two = found.payloads.stream(0), found.payloads.stream(1)
+    with prepare_payloads(sums, Input(source=(str(path),)), target, control(live), slots=2) as prepared:
+        one, two = prepared.payloads.stream(0), prepared.payloads.stream(1)
         turns = [next(stream) for stream in itertools.islice(itertools.cycle((one, two)), 8)]
-        left = [each for each in (found.payloads.ending(0), found.payloads.ending(1)) if each is not None]
+        left = [each for each in (prepared.payloads.ending(0), prepared.payloads.ending(1)) if each is not None]
         answers = asked(target, turns + left)
 
     got = [float(np.frombuffer(each["y"], np.float32)[0]) for each in answers]
@@ -113,8 +113,8 @@ def test_sequences_keep_separate_state_and_end(live: Live, target: Target, tmp_p
 
 def test_tensors_are_placed_in_shared_memory(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (1,)}, string="abc", shared_memory="system", output_shared_memory_bytes=16)
-    with prepare_payloads(model(live, "words"), words, target, control(live)) as found:
-        request = next(found.payloads.stream(0))
+    with prepare_payloads(model(live, "words"), words, target, control(live)) as prepared:
+        request = next(prepared.payloads.stream(0))
         asked(target, [request])
         region = Path("/dev/shm", named(target, request))
         assert region.read_bytes()[:7] == b"\3\0\0\0abc"

@@ -19,8 +19,8 @@ from penstock.perf.profiling.control import ControlError
 from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.perf.profiling.options import Input
 from tests.backends.fake_cuda import FakeRuntime
-from tests.perf.payloads.drawn import model_of
 from tests.perf.payloads.readers import http, message, over_http, sent_again
+from tests.perf.payloads.strategies import model_of
 
 HTTP, GRPC = Target("host", 80), Target("host", 80, grpc=GrpcCall("/m"))
 X = Tensor("x", "INT32", (2,))
@@ -59,45 +59,45 @@ def content(key: str) -> bytes:
 
 
 @contextmanager
-def ready(model: ModelDescription = MODEL, target: Target = HTTP, **asked: Any) -> Iterator[Prepared]:
-    with prepare_payloads(model, Input(**asked), target, Registry(), slots=4) as found:
-        yield found
+def ready(model: ModelDescription = MODEL, target: Target = HTTP, **input_options: Any) -> Iterator[Prepared]:
+    with prepare_payloads(model, Input(**input_options), target, Registry(), slots=4) as prepared:
+        yield prepared
 
 
-def requests(found: Prepared, count: int, slot: int = 0) -> list[bytes]:
-    return list(itertools.islice(found.payloads.stream(slot), count))
+def requests(prepared: Prepared, count: int, slot: int = 0) -> list[bytes]:
+    return list(itertools.islice(prepared.payloads.stream(slot), count))
 
 
 @pytest.mark.parametrize("target", [HTTP, GRPC])
 @pytest.mark.parametrize("sequences", [False, True])
 def test_payloads_pickle_and_send_the_same_requests(target: Target, sequences: bool) -> None:
     model = model_of(X, sequences=sequences)
-    with ready(model, target, batch=2) as found:
-        travelled = Prepared(pickle.loads(pickle.dumps(found.payloads)))
+    with ready(model, target, batch=2) as prepared:
+        travelled = Prepared(pickle.loads(pickle.dumps(prepared.payloads)))
 
         assert travelled.payloads.rows == 2
-        assert requests(travelled, 30) == requests(found, 30)
+        assert requests(travelled, 30) == requests(prepared, 30)
 
 
 def test_independent_requests_are_sent_in_turn_by_each_slot(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [{"x": [number, 0]} for number in range(3)]}))
-    with ready(model_of(X), source=(str(path),)) as found:
-        sent = [sent_again(model_of(X), over_http(model_of(X), each)[0])[0].raw[0] for each in requests(found, 4, 1)]
+    with ready(model_of(X), source=(str(path),)) as prepared:
+        sent = [sent_again(model_of(X), over_http(model_of(X), each)[0])[0].raw[0] for each in requests(prepared, 4, 1)]
 
     assert sent == [1, 2, 0, 1]
-    assert found.payloads.ending(1) is None
+    assert prepared.payloads.ending(1) is None
 
 
 def test_streams_without_sequences_are_noted(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [[{"x": [1, 0]}], [{"x": [2, 0]}]]}))
-    with ready(model_of(X), source=(str(path),)) as found:
-        assert len(set(requests(found, 4))) == 1
-        assert found.notes == ("--input-data: of 2 streams the first is sent: the model has no sequences",)
-    with ready(model_of(X, sequences=True), source=(str(path),)) as found:
-        assert found.notes == ()
-        assert [over_http(model_of(X), each)[1].sequence for each in requests(found, 2)] == [
+    with ready(model_of(X), source=(str(path),)) as prepared:
+        assert len(set(requests(prepared, 4))) == 1
+        assert prepared.notes == ("--input-data: of 2 streams the first is sent: the model has no sequences",)
+    with ready(model_of(X, sequences=True), source=(str(path),)) as prepared:
+        assert prepared.notes == ()
+        assert [over_http(model_of(X), each)[1].sequence for each in requests(prepared, 2)] == [
             (1, True, True), (5, True, True)
         ]  # fmt: skip
 
@@ -106,9 +106,9 @@ def test_the_length_of_sequences_is_twenty_or_as_specified_or_that_of_the_data(t
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [{"x": [1, 0]}, {"x": [2, 0]}]}))
 
-    def length(**asked: Any) -> int:
-        with ready(model_of(X, sequences=True), sequence_variation=0, **asked) as found:
-            marks = [over_http(model_of(X), each)[1].sequence for each in requests(found, 30)]
+    def length(**input_options: Any) -> int:
+        with ready(model_of(X, sequences=True), sequence_variation=0, **input_options) as prepared:
+            marks = [over_http(model_of(X), each)[1].sequence for each in requests(prepared, 30)]
         return 1 + next(index for index, mark in enumerate(marks) if mark and mark.end)
 
     assert length() == 20
@@ -126,7 +126,7 @@ def test_requests_to_a_decoupled_model_ask_for_an_empty_final_response() -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("input_options", "text"),
     [
         ({"batch": 99}, "-b 99"),
         ({"parameters": (("sequence_id", 1),)}, "--request-parameter"),
@@ -138,10 +138,10 @@ def test_requests_to_a_decoupled_model_ask_for_an_empty_final_response() -> None
     ],
 )
 def test_input_that_cannot_be_sent_is_rejected_naming_the_flag(
-    asked: Any, text: str, monkeypatch: pytest.MonkeyPatch
+    input_options: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_regions, "find_runtime", lambda: None)
-    with pytest.raises(InputError, match=f"^{text}"), ready(model_of(X, sequences=True), **asked):
+    with pytest.raises(InputError, match=f"^{text}"), ready(model_of(X, sequences=True), **input_options):
         pass
 
 
@@ -155,11 +155,11 @@ def test_values_that_json_cannot_represent_are_rejected_in_advance(sequences: bo
 def test_shared_memory_has_the_bytes_that_requests_would_carry(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [{"x": [number, 0], "w": ["a" * number]} for number in range(3)]}))
-    asked = Input(source=(str(path),), batch=2, shared_memory="system", output_shared_memory_bytes=50)
+    input_options = Input(source=(str(path),), batch=2, shared_memory="system", output_shared_memory_bytes=50)
     model = ModelDescription("m", "", "", MODEL.inputs, (Tensor("y", "FP32", (3,)), Tensor("s", "BYTES", (1,))), 8)
     server = Registry()
-    with prepare_payloads(model, asked, HTTP, server) as found:
-        documents = [json.loads(http(each).body) for each in requests(found, 3)]
+    with prepare_payloads(model, input_options, HTTP, server) as prepared:
+        documents = [json.loads(http(each).body) for each in requests(prepared, 3)]
         inputs = [{each["name"]: each["parameters"] for each in document["inputs"]} for document in documents]
         outputs = [each["parameters"]["shared_memory_byte_size"] for each in documents[0]["outputs"]]
         parts = []
@@ -194,8 +194,8 @@ def test_shared_memory_is_removed_if_the_server_rejects_a_later_region() -> None
 
 def test_two_runs_use_different_regions() -> None:
     server = Registry()
-    asked = Input(shared_memory="system")
-    with prepare_payloads(MODEL, asked, HTTP, server), prepare_payloads(MODEL, asked, GRPC, server):
+    input_options = Input(shared_memory="system")
+    with prepare_payloads(MODEL, input_options, HTTP, server), prepare_payloads(MODEL, input_options, GRPC, server):
         assert len(server.sizes) == 6
 
 
@@ -210,9 +210,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
 @pytest.mark.parametrize("target", [HTTP, GRPC])
 def test_device_memory_has_the_same_bytes_and_is_freed_with_its_block(device: FakeRuntime, target: Target) -> None:
     server = Registry()
-    asked = Input(shared_memory="cuda", batch=2, seed=7)
-    with prepare_payloads(MODEL, asked, target, server) as found:
-        assert len(requests(found, 2)) == 2
+    input_options = Input(shared_memory="cuda", batch=2, seed=7)
+    with prepare_payloads(MODEL, input_options, target, server) as prepared:
+        assert len(requests(prepared, 2)) == 2
         held = {region: device.open_handle(handle, 0) for region, handle in server.handles.items()}
         region = next(each for each in held if each.endswith("_input_0"))
         values = bytearray(16)

@@ -13,7 +13,7 @@ from penstock.perf.payloads.sequences import Ids, Lengths, Sequences, ids
 from penstock.perf.payloads.tensors import InputError, InputTensor, Step
 from penstock.perf.payloads.writing import FIRST, LAST, Template
 
-Said = tuple[int, str, int]
+SentRequest = tuple[int, str, int]
 """An id, the step it was said with, and FIRST | LAST."""
 
 
@@ -30,7 +30,7 @@ class Plain:
         return lambda identity, mark: b"%b %b %d" % (identity, step[0].name.encode(), mark)
 
 
-def said(request: bytes) -> Said:
+def said(request: bytes) -> SentRequest:
     identity, step, mark = request.decode().split()
     return int(identity), step, int(mark)
 
@@ -43,8 +43,8 @@ def sequences(*streams: tuple[Step, ...], lengths: Lengths, shared: Ids | None =
     return Sequences(Plain(), streams or (stream("a"),), shared or ids(1, 0, 8), lengths, seed=seed)
 
 
-def take(made: Sequences, slot: int, count: int) -> list[Said]:
-    return [said(request) for request in itertools.islice(made.stream(slot), count)]
+def take(generated: Sequences, slot: int, count: int) -> list[SentRequest]:
+    return [said(request) for request in itertools.islice(generated.stream(slot), count)]
 
 
 def test_a_sequence_begins_continues_and_ends_and_the_next_has_another_id() -> None:
@@ -58,16 +58,16 @@ def test_a_sequence_of_one_request_begins_and_ends_at_once() -> None:
 
 
 def test_new_sequences_take_the_streams_in_turn_with_their_lengths() -> None:
-    made = sequences(stream("a", "b"), stream("c"), lengths=Lengths(None))
+    generated = sequences(stream("a", "b"), stream("c"), lengths=Lengths(None))
 
-    assert [step for _, step, _ in take(made, 0, 6)] == ["a", "b", "c", "a", "b", "c"]
-    assert [step for _, step, _ in take(made, 1, 3)] == ["c", "a", "b"]
+    assert [step for _, step, _ in take(generated, 0, 6)] == ["a", "b", "c", "a", "b", "c"]
+    assert [step for _, step, _ in take(generated, 1, 3)] == ["c", "a", "b"]
 
 
 def test_a_specified_length_repeats_the_steps_of_a_stream() -> None:
-    made = sequences(stream("a", "b"), lengths=Lengths(5))
+    generated = sequences(stream("a", "b"), lengths=Lengths(5))
 
-    assert [step for _, step, _ in take(made, 0, 6)] == ["a", "b", "a", "b", "a", "a"]
+    assert [step for _, step, _ in take(generated, 0, 6)] == ["a", "b", "a", "b", "a", "a"]
 
 
 @given(st.integers(1, 40), st.floats(0, 100), st.integers(0, 5), st.integers(1, 200))
@@ -111,10 +111,10 @@ def test_ids_of_an_unbounded_range_fit_in_32_bits() -> None:
     assert ids(1, 5, 0).slots == 5
 
 
-@pytest.mark.parametrize("told", [(0, 5, 1), (5, -4, 1), (1, 3, 4)])
-def test_an_unusable_id_range_is_rejected(told: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("id_range", [(0, 5, 1), (5, -4, 1), (1, 3, 4)])
+def test_an_unusable_id_range_is_rejected(id_range: tuple[int, int, int]) -> None:
     with pytest.raises(InputError, match=r"^--sequence-id-range"):
-        ids(*told)
+        ids(*id_range)
 
 
 def test_a_slot_without_ids_is_rejected() -> None:
@@ -123,30 +123,30 @@ def test_a_slot_without_ids_is_rejected() -> None:
 
 
 def test_an_open_sequence_is_ended_once() -> None:
-    made = sequences(stream("a", "b", "c"), lengths=Lengths(3))
-    assert made.ending(0) is None
-    take(made, 0, 2)
+    generated = sequences(stream("a", "b", "c"), lengths=Lengths(3))
+    assert generated.ending(0) is None
+    take(generated, 0, 2)
 
-    ended = made.ending(0)
+    ended = generated.ending(0)
 
     assert ended is not None
     assert said(ended) == (1, "c", LAST)
-    assert made.ending(0) is None
-    assert take(made, 0, 1) == [(9, "a", FIRST)]
+    assert generated.ending(0) is None
+    assert take(generated, 0, 1) == [(9, "a", FIRST)]
 
 
 def test_a_finished_sequence_is_not_ended_again() -> None:
-    made = sequences(lengths=Lengths(2))
-    take(made, 0, 2)
+    generated = sequences(lengths=Lengths(2))
+    take(generated, 0, 2)
 
-    assert made.ending(0) is None
+    assert generated.ending(0) is None
 
 
 def test_a_slot_that_starts_again_begins_a_new_sequence() -> None:
-    made = sequences(lengths=Lengths(3))
-    take(made, 0, 2)
+    generated = sequences(lengths=Lengths(3))
+    take(generated, 0, 2)
 
-    assert take(made, 0, 1) == [(9, "a", FIRST)]
+    assert take(generated, 0, 1) == [(9, "a", FIRST)]
 
 
 def test_lengths_are_determined_by_the_seed_and_differ_between_slots() -> None:

@@ -29,7 +29,7 @@ from penstock.perf.payloads.tensors import (
     zeros,
 )
 from penstock.perf.profiling.model import Tensor
-from tests.perf.payloads.drawn import SHAPES
+from tests.perf.payloads.strategies import SHAPES
 from tests.server.v2.documents import elements
 
 NUMBERS = [name for name in DATATYPES if name != "BYTES"]
@@ -48,20 +48,20 @@ def array_of(name: str, raw: bytes) -> Any:
 @given(st.sampled_from(NUMBERS), SHAPES, st.integers(0, 2**32))
 def test_random_numbers_fill_their_shape_and_are_determined_by_the_seed(name: str, shape: Any, seed: int) -> None:
     tensor = Tensor("x", name, shape)
-    made = random(tensor, rng(seed))
+    values = random(tensor, rng(seed))
 
-    check_size(tensor, made, "")
-    assert made == random(tensor, rng(seed))
-    assert made.shape == shape
+    check_size(tensor, values, "")
+    assert values == random(tensor, rng(seed))
+    assert values.shape == shape
 
 
 @pytest.mark.parametrize("name", ["FP16", "BF16", "FP32", "FP64"])
 def test_random_floats_are_below_one_and_finite(name: str) -> None:
-    made = array_of(name, random(Tensor("x", name, (5000,)), rng()).raw)
+    values = array_of(name, random(Tensor("x", name, (5000,)), rng()).raw)
 
-    assert made.min() >= 0
-    assert made.max() <= 1
-    assert 0.4 < float(made.astype(np.float64).mean()) < 0.6
+    assert values.min() >= 0
+    assert values.max() <= 1
+    assert 0.4 < float(values.astype(np.float64).mean()) < 0.6
 
 
 def test_random_whole_numbers_cover_their_range_and_bools_are_zero_or_one() -> None:
@@ -102,8 +102,8 @@ def test_truncated_strings_are_rejected(raw: bytes) -> None:
 @given(st.data(), st.sampled_from([name for name in DATATYPES if name != "BF16"]))
 def test_json_values_become_their_bytes(data: st.DataObject, name: str) -> None:
     values = data.draw(st.lists(elements(name, finite=True), max_size=5))
-    told = [value.decode() for value in values] if name == "BYTES" else values
-    raw = of_json(Tensor("x", name, (-1,)), told, "")
+    json_values = [value.decode() for value in values] if name == "BYTES" else values
+    raw = of_json(Tensor("x", name, (-1,)), json_values, "")
 
     again = elements_of(raw, "") if name == "BYTES" else array_of(name, raw).tolist()
     assert again == values
@@ -113,9 +113,9 @@ def test_json_values_become_their_bytes(data: st.DataObject, name: str) -> None:
 @given(st.data(), st.sampled_from([name for name in DATATYPES if name not in ("FP16", "BF16")]))
 def test_written_json_parses_back_to_the_same_bytes(data: st.DataObject, name: str) -> None:
     values = data.draw(st.lists(elements(name, finite=True), max_size=5))
-    told = [value.decode() for value in values] if name == "BYTES" else values
+    json_values = [value.decode() for value in values] if name == "BYTES" else values
     tensor = Tensor("x", name, (-1,))
-    raw = of_json(tensor, told, "")
+    raw = of_json(tensor, json_values, "")
 
     assert of_json(tensor, json.loads(to_json(InputTensor("x", name, (len(values),), raw))), "") == raw
 

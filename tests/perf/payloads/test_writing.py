@@ -16,8 +16,8 @@ from penstock.perf.payloads.tensors import InputError, InputTensor, Place, Step
 from penstock.perf.payloads.writing import FIRST, LAST, Call, Parameter, RequestedOutput, check_parameters
 from penstock.perf.profiling.model import ModelDescription
 from penstock.server.v2.call_parameters import BINARY, Options
-from tests.perf.payloads.drawn import IDS, PARAMETERS, asked
 from tests.perf.payloads.readers import http, message, over_grpc, over_http, sent_again
+from tests.perf.payloads.strategies import IDS, PARAMETERS, asked
 
 TARGET = Target("host", 80)
 CALL = Call("m", "", (RequestedOutput("y"),))
@@ -28,9 +28,9 @@ PLACED: Step = (
 )
 
 
-def written(writer: HttpWriter, step: Step = ONE) -> Any:
-    found = http(writer.whole(step))
-    return json.loads(found.body[: found.json_bytes] if found.json_bytes >= 0 else found.body)
+def parse_written(writer: HttpWriter, step: Step = ONE) -> Any:
+    parsed = http(writer.whole(step))
+    return json.loads(parsed.body[: parsed.json_bytes] if parsed.json_bytes >= 0 else parsed.body)
 
 
 def same_parameters(options: Options, parameters: tuple[Parameter, ...]) -> bool:
@@ -88,8 +88,8 @@ def test_a_request_of_a_sequence_has_its_id_and_position(
     model, step = drawn
     call = Call("m", "", (RequestedOutput("y"),), parameters)
     writer = GrpcWriter(call) if grpc else HttpWriter(call, TARGET)
-    made = writer.template(step)(writer.identity(number), mark)
-    request, options = over_grpc(model, made) if grpc else over_http(model, made)
+    request_bytes = writer.template(step)(writer.identity(number), mark)
+    request, options = over_grpc(model, request_bytes) if grpc else over_http(model, request_bytes)
 
     assert options.sequence == (number, bool(mark & FIRST), bool(mark & LAST))
     assert sent_again(model, request) == step
@@ -97,32 +97,32 @@ def test_a_request_of_a_sequence_has_its_id_and_position(
 
 
 def test_a_head_has_only_the_headers_that_the_request_needs() -> None:
-    found = http(HttpWriter(CALL, TARGET).whole(ONE))
+    parsed = http(HttpWriter(CALL, TARGET).whole(ONE))
 
-    assert found.path == "/v2/models/m/infer"
-    assert list(found.headers) == ["host", "content-type", "inference-header-content-length", "content-length"]
-    assert found.headers["host"] == "host:80"
+    assert parsed.path == "/v2/models/m/infer"
+    assert list(parsed.headers) == ["host", "content-type", "inference-header-content-length", "content-length"]
+    assert parsed.headers["host"] == "host:80"
 
 
 def test_a_request_of_json_alone_has_no_json_length_header() -> None:
-    found = http(HttpWriter(CALL, TARGET, binary_input=False).whole(ONE))
+    parsed = http(HttpWriter(CALL, TARGET, binary_input=False).whole(ONE))
 
-    assert list(found.headers) == ["host", "content-type", "content-length"]
-    assert found.headers["content-type"] == "application/json"
+    assert list(parsed.headers) == ["host", "content-type", "content-length"]
+    assert parsed.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
     ("binary", "outputs"), [(True, [{"name": "y", "parameters": {"binary_data": True}}]), (False, [{"name": "y"}])]
 )
 def test_outputs_are_requested_by_name(binary: bool, outputs: list[Any]) -> None:
-    document = written(HttpWriter(CALL, TARGET, binary_output=binary))
+    document = parse_written(HttpWriter(CALL, TARGET, binary_output=binary))
 
     assert document["outputs"] == outputs
     assert document.keys() == {"inputs", "outputs"}
 
 
 def test_all_outputs_are_requested_if_none_are_known() -> None:
-    assert written(HttpWriter(Call("m", "", ()), TARGET)).keys() == {"inputs"}
+    assert parse_written(HttpWriter(Call("m", "", ()), TARGET)).keys() == {"inputs"}
 
 
 def test_names_and_versions_are_quoted_in_the_path() -> None:
@@ -139,10 +139,10 @@ def test_over_a_unix_socket_the_host_header_is_localhost() -> None:
 def test_user_headers_are_sent_and_their_host_replaces_ours() -> None:
     headers = (("Authorization", "Bearer x"), ("host", "other"))
 
-    found = http(HttpWriter(CALL, TARGET, headers).whole(ONE))
+    parsed = http(HttpWriter(CALL, TARGET, headers).whole(ONE))
 
-    assert found.headers["authorization"] == "Bearer x"
-    assert found.headers["host"] == "other"
+    assert parsed.headers["authorization"] == "Bearer x"
+    assert parsed.headers["host"] == "other"
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_shared_memory_is_referred_to_and_no_tensor_is_carried() -> None:
     call = Call("m", "", (RequestedOutput("y", Place("o", 0, 12)),))
     there = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 64}
 
-    found = http(HttpWriter(call, TARGET).whole(PLACED))
+    parsed = http(HttpWriter(call, TARGET).whole(PLACED))
 
-    document = json.loads(found.body)
+    document = json.loads(parsed.body)
     assert [each["parameters"] for each in document["inputs"]] == [
         there, {"shared_memory_region": "s", "shared_memory_byte_size": 4}
     ]  # fmt: skip
@@ -167,13 +167,13 @@ def test_shared_memory_is_referred_to_and_no_tensor_is_carried() -> None:
 
 
 def test_shared_memory_is_referred_to_over_grpc_too() -> None:
-    found = message(GrpcWriter(Call("m", "", (RequestedOutput("y", Place("o", 0, 12)),))).whole(PLACED))
+    parsed = message(GrpcWriter(Call("m", "", (RequestedOutput("y", Place("o", 0, 12)),))).whole(PLACED))
 
-    assert not found.raw_input_contents
-    assert found.inputs[0].parameters["shared_memory_region"].string_param == "r"
-    assert found.inputs[0].parameters["shared_memory_offset"].int64_param == 64
-    assert "shared_memory_offset" not in found.inputs[1].parameters
-    assert found.outputs[0].parameters["shared_memory_byte_size"].int64_param == 12
+    assert not parsed.raw_input_contents
+    assert parsed.inputs[0].parameters["shared_memory_region"].string_param == "r"
+    assert parsed.inputs[0].parameters["shared_memory_offset"].int64_param == 64
+    assert "shared_memory_offset" not in parsed.inputs[1].parameters
+    assert parsed.outputs[0].parameters["shared_memory_byte_size"].int64_param == 12
 
 
 def test_a_decoupled_model_is_asked_for_an_empty_final_response() -> None:
@@ -186,10 +186,10 @@ def test_a_decoupled_model_is_asked_for_an_empty_final_response() -> None:
 
 
 def test_a_whole_number_beyond_63_bits_is_unsigned_over_grpc() -> None:
-    found = message(GrpcWriter(Call("m", "", (), (("big", 2**64 - 1), ("small", -1)))).whole(ONE))
+    parsed = message(GrpcWriter(Call("m", "", (), (("big", 2**64 - 1), ("small", -1)))).whole(ONE))
 
-    assert found.parameters["big"].uint64_param == 2**64 - 1
-    assert found.parameters["small"].int64_param == -1
+    assert parsed.parameters["big"].uint64_param == 2**64 - 1
+    assert parsed.parameters["small"].int64_param == -1
 
 
 @pytest.mark.parametrize("grpc", [False, True])

@@ -14,7 +14,7 @@ WANTED = ("mosec==1.0", "onnxruntime==2.0")
 
 
 def test_an_environment_with_the_same_requirements_is_current(tmp_path: Path) -> None:
-    said: list[str] = []
+    progress: list[str] = []
     commands: list[list[str]] = []
 
     def run(command: list[str], say: object) -> None:
@@ -23,13 +23,13 @@ def test_an_environment_with_the_same_requirements_is_current(tmp_path: Path) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environments, "_run", run)
-        environments._install(tmp_path / "peer", WANTED, said.append)
+        environments._install(tmp_path / "peer", WANTED, progress.append)
 
     assert environments.is_current(tmp_path / "peer", WANTED)
     assert not environments.is_current(tmp_path / "peer", ("mosec==1.1", "onnxruntime==2.0"))
     assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
     assert commands[1][-2:] == list(WANTED)
-    assert said == ["installing mosec==1.0, onnxruntime==2.0"]
+    assert progress == ["installing mosec==1.0, onnxruntime==2.0"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
@@ -40,10 +40,10 @@ def test_an_environment_with_an_unreadable_stamp_is_not_current(tmp_path: Path, 
 
 
 def test_penstock_needs_no_environment(tmp_path: Path) -> None:
-    found = environments.provide(roster.OURS, (), tmp_path / "none", lambda text: None)
+    environment = environments.provide(roster.OURS, (), tmp_path / "none", lambda text: None)
 
-    assert found.python == Path(sys.executable)
-    assert "numpy" in found.versions
+    assert environment.python == Path(sys.executable)
+    assert "numpy" in environment.versions
     assert not (tmp_path / "none").exists()
 
 
@@ -60,7 +60,7 @@ def test_a_missing_python_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
+    ("lines", "reason"),
     [
         (["ERROR: first", "ERROR: second", "hint"], "second"),
         (["error: subprocess-exited", ""], "error: subprocess-exited"),
@@ -73,7 +73,7 @@ def test_the_failure_reason_is_one_line(lines: list[str], reason: str) -> None:
 
 
 def test_only_the_steps_of_pip_are_reported() -> None:
-    said: list[str] = []
-    environments._run([sys.executable, "-c", "print('Collecting mosec'); print('noise')"], said.append)
+    progress: list[str] = []
+    environments._run([sys.executable, "-c", "print('Collecting mosec'); print('noise')"], progress.append)
 
-    assert said == ["Collecting mosec"]
+    assert progress == ["Collecting mosec"]

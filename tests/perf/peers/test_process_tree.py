@@ -89,9 +89,9 @@ def test_a_real_daemon_is_found_and_ended() -> None:
     tree = ProcessTree(child.pid, 0, "of-this-test")
 
     assert tree.pids() == [daemon]
-    gone = os.pidfd_open(daemon)
+    pidfd = os.pidfd_open(daemon)
     tree.end()
 
-    assert select.select([gone], [], [], 10)[0]
-    os.close(gone)
+    assert select.select([pidfd], [], [], 10)[0]
+    os.close(pidfd)
     assert tree.pids() == []

@@ -19,22 +19,22 @@ def test_all_peers_are_listed_with_penstock_first() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_versions_are_pinned_and_all_use_the_same_runtime(name: str) -> None:
-    wanted = environments.requirements(roster.PEERS[name], roster.RUNTIME)
+    requirements = environments.requirements(roster.PEERS[name], roster.RUNTIME)
 
-    assert all(re.fullmatch(r"[a-z-]+(\[[a-z]+\])?==\d+(\.\d+)+", each) for each in wanted)
-    assert not wanted or wanted[-1].startswith("onnxruntime==")
-    assert bool(wanted) == (name != "penstock")
+    assert all(re.fullmatch(r"[a-z-]+(\[[a-z]+\])?==\d+(\.\d+)+", each) for each in requirements)
+    assert not requirements or requirements[-1].startswith("onnxruntime==")
+    assert bool(requirements) == (name != "penstock")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_placeholders_of_a_command_line_are_filled_in(name: str, tmp_path: Path) -> None:
     chosen = roster.PEERS[name]
-    found = serving.places(Environment(tmp_path / "bin" / "python", {}), "iris", tmp_path)
-    words = [word.format_map(found) for word in (*chosen.command, chosen.ready, *chosen.environ.values())]
+    placeholders = serving.places(Environment(tmp_path / "bin" / "python", {}), "iris", tmp_path)
+    words = [word.format_map(placeholders) for word in (*chosen.command, chosen.ready, *chosen.environ.values())]
 
     assert words[0].startswith(str(tmp_path / "bin"))
     assert not [word for word in words if "{" in word]
-    assert len({found["http"], found["grpc"], found["metrics"]}) == 3
+    assert len({placeholders["http"], placeholders["grpc"], placeholders["metrics"]}) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -69,14 +69,14 @@ def test_a_peer_is_called_suspended_resumed_and_leaves_no_process(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "reason"),
     [
         ("print('starting'); raise SystemExit('no such backend')", "it ended with status 1: no such backend"),
         ("raise SystemExit(3)", "it ended with status 3: it said nothing"),
     ],
 )
-def test_a_peer_that_exits_reports_the_last_line_of_its_log(program: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=re.escape(said)), serving.served(peer(program), HERE, model(tmp_path)):
+def test_a_peer_that_exits_reports_the_last_line_of_its_log(program: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=re.escape(reason)), serving.served(peer(program), HERE, model(tmp_path)):
         pass
 
 

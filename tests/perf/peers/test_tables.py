@@ -24,10 +24,10 @@ def failed(peer: str, error: str) -> Cell:
 
 
 def run(*cells: Cell, **more: object) -> Results:
-    made = Results("2026-11-23 05:00 UTC", "penstock perf peers", 3, 1.5, cells=list(cells))
+    results_made = Results("2026-11-23 05:00 UTC", "penstock perf peers", 3, 1.5, cells=list(cells))
     for name, value in more.items():
-        setattr(made, name, value)
-    return made
+        setattr(results_made, name, value)
+    return results_made
 
 
 def test_figures_are_medians_of_the_rounds() -> None:
@@ -35,11 +35,11 @@ def test_figures_are_medians_of_the_rounds() -> None:
 
 
 def test_a_peer_with_a_higher_rate_is_marked_and_named() -> None:
-    said = "\n".join(tables.terminal(run(cell("penstock", 100), cell("mosec", 150))))
+    table_text = "\n".join(tables.terminal(run(cell("penstock", 100), cell("mosec", 150))))
 
-    assert "150*" in said
-    assert "mosec is better: iris, v2 JSON, 8 at once: requests/s 150 (1.50 times Penstock's)." in said
-    assert "in 0 of 1 comparisons, a peer in 1" in said
+    assert "150*" in table_text
+    assert "mosec is better: iris, v2 JSON, 8 at once: requests/s 150 (1.50 times Penstock's)." in table_text
+    assert "in 0 of 1 comparisons, a peer in 1" in table_text
 
 
 def test_lower_is_better_for_times_and_memory() -> None:
@@ -65,16 +65,16 @@ def test_a_cell_that_failed_in_a_later_round_has_no_figures() -> None:
 
 
 def test_an_error_is_shown_in_its_cell() -> None:
-    said = "\n".join(tables.terminal(run(cell("penstock"), failed("mlserver", "500: no"))))
+    table_text = "\n".join(tables.terminal(run(cell("penstock"), failed("mlserver", "500: no"))))
 
-    assert "mlserver  own JSON  500: no" in said
+    assert "mlserver  own JSON  500: no" in table_text
 
 
 def test_without_penstock_nothing_is_compared() -> None:
-    found = run(failed("penstock", "it ended"), cell("mosec"))
+    results_found = run(failed("penstock", "it ended"), cell("mosec"))
 
-    assert list(tables.verdicts(found)) == []
-    ((_, rows),) = tables.sections(found)
+    assert list(tables.verdicts(results_found)) == []
+    ((_, rows),) = tables.sections(results_found)
     assert [row[-1] for row in rows] == ["it ended", ""]
 
 
@@ -86,16 +86,21 @@ def test_cells_are_ordered_by_model_wire_load_and_peer() -> None:
         for kind in ("json", "grpc")
         for concurrency in (32, 1)
     ]
-    found = list(tables.sections(run(*cells)))
+    results_found = list(tables.sections(run(*cells)))
 
-    assert [heading for heading, _ in found] == ["mlp, json", "mlp, grpc", "iris, json", "iris, grpc"]
-    assert [row[:2] for row in found[0][1]] == [["1", "penstock"], ["1", "mosec"], ["32", "penstock"], ["32", "mosec"]]
+    assert [heading for heading, _ in results_found] == ["mlp, json", "mlp, grpc", "iris, json", "iris, grpc"]
+    assert [row[:2] for row in results_found[0][1]] == [
+        ["1", "penstock"],
+        ["1", "mosec"],
+        ["32", "penstock"],
+        ["32", "mosec"],
+    ]
 
 
 def test_notes_list_failures_disturbances_and_missing_parts() -> None:
-    found = run(cell("mosec", others=0.5), failed={"kserve": "no such version"}, interrupted=True)
+    results_found = run(cell("mosec", others=0.5), failed={"kserve": "no such version"}, interrupted=True)
 
-    assert list(tables.notes(found)) == [
+    assert list(tables.notes(results_found)) == [
         "Not measured: kserve: no such version.",
         "Other processes used the machine in 1 cells, up to 0.50 cores: repeat these.",
         "Interrupted: not all rounds were run.",
@@ -141,12 +146,12 @@ def test_markdown_shows_wins_in_bold_and_all_columns_in_every_row() -> None:
 
 def test_results_are_written_as_json(tmp_path: Path) -> None:
     results.write(run(cell("penstock"), failed("mosec", "no")), tmp_path / "peers.json")
-    found = json.loads((tmp_path / "peers.json").read_text())
+    results_found = json.loads((tmp_path / "peers.json").read_text())
 
-    assert found["format"] == "penstock-peers/1"
-    assert found["cells"][0]["samples"][0]["p99_ms"] == 2.0
-    assert found["cells"][0]["memory"] == {"rss": 100.0, "pss": 50.0}
-    assert found["cells"][1]["error"] == "no"
+    assert results_found["format"] == "penstock-peers/1"
+    assert results_found["cells"][0]["samples"][0]["p99_ms"] == 2.0
+    assert results_found["cells"][0]["memory"] == {"rss": 100.0, "pss": 50.0}
+    assert results_found["cells"][1]["error"] == "no"
 
 
 @pytest.mark.parametrize(("others", "count"), [(0.0, 0), (0.08, 0), (0.2, 1)])

@@ -17,9 +17,9 @@ from penstock.perf.reports.document import Document
 from tests.perf.profiling.scripted import document, level
 
 
-def run_of(monkeypatch: pytest.MonkeyPatch, found: Document) -> None:
+def run_of(monkeypatch: pytest.MonkeyPatch, document_made: Document) -> None:
     def profile(options: Options, listener: Listener) -> Document:
-        return found
+        return document_made
 
     monkeypatch.setattr(command, "profile", profile)
 
@@ -62,7 +62,7 @@ def test_a_missing_extra_is_reported_before_the_run(
 
 
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("document_made", "status"),
     [
         (document(level(1, 10)), 0),
         (document(level(1, 10), level(2, 10, stable=False, ended=UNSTABLE)), 0),
@@ -73,12 +73,12 @@ def test_a_missing_extra_is_reported_before_the_run(
     ],
 )
 def test_the_exit_status_is_that_of_perf_analyzer_except_after_an_interrupt(
-    monkeypatch: pytest.MonkeyPatch, found: Document, status: int
+    monkeypatch: pytest.MonkeyPatch, document_made: Document, status: int
 ) -> None:
-    last = found.levels[-1].ended
-    found.interrupted = last == "interrupted"
-    found.failed = last if not found.levels[-1].settled else ""
-    run_of(monkeypatch, found)
+    last = document_made.levels[-1].ended
+    document_made.interrupted = last == "interrupted"
+    document_made.failed = last if not document_made.levels[-1].settled else ""
+    run_of(monkeypatch, document_made)
 
     assert command.main(["-m", "iris"]) == status
 
@@ -135,9 +135,9 @@ def test_checking_whether_a_file_is_writable_keeps_its_contents(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_interrupt_requests_an_end_and_the_second_ends_at_once(number: signal.Signals) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     before = signal.getsignal(number)
-    with command.Interrupts(told.append) as interrupts:
+    with command.Interrupts(lines.append) as interrupts:
         assert not interrupts.is_interrupted()
         os.kill(os.getpid(), number)
         assert interrupts.is_interrupted()
@@ -145,4 +145,4 @@ def test_the_first_interrupt_requests_an_end_and_the_second_ends_at_once(number:
             os.kill(os.getpid(), number)
 
     assert signal.getsignal(number) == before
-    assert told == ["Interrupted: waiting for requests under way, then writing what there is. Again: end at once."]
+    assert lines == ["Interrupted: waiting for requests under way, then writing what there is. Again: end at once."]

@@ -68,20 +68,29 @@ def test_the_shared_memory_flag_selects_where_tensors_are(kind: str) -> None:
 
 
 def test_the_defaults_are_those_of_perf_analyzer() -> None:
-    made = options("")
+    parsed = options("")
 
-    assert (made.concurrency, made.rate, made.intervals) == (Range(1, 1, 1), None, None)
-    assert (made.rule.interval_ms, made.rule.requests, made.rule.percentage, made.rule.trials) == (5000, 50, 10, 10)
-    assert (made.rule.percentile, made.rule.total_requests, made.rule.threshold_ms) == (0, 0, 0)
-    assert (made.input.source, made.input.batch, made.input.string_length) == (("random",), 1, 128)
-    assert (made.input.sequence_length, made.input.sequence_variation, made.input.sequence_ids) == (None, 20, (1, 0))
-    assert (made.sequences, made.grpc, made.url, made.compression) == (4, False, "", "none")
-    assert (made.metrics_url, made.metrics_interval_ms) == ("localhost:8002/metrics", 1000)
-    assert made.input.output_shared_memory_bytes == 102_400
+    assert (parsed.concurrency, parsed.rate, parsed.intervals) == (Range(1, 1, 1), None, None)
+    assert (parsed.rule.interval_ms, parsed.rule.requests, parsed.rule.percentage, parsed.rule.trials) == (
+        5000,
+        50,
+        10,
+        10,
+    )
+    assert (parsed.rule.percentile, parsed.rule.total_requests, parsed.rule.threshold_ms) == (0, 0, 0)
+    assert (parsed.input.source, parsed.input.batch, parsed.input.string_length) == (("random",), 1, 128)
+    assert (parsed.input.sequence_length, parsed.input.sequence_variation, parsed.input.sequence_ids) == (
+        None,
+        20,
+        (1, 0),
+    )
+    assert (parsed.sequences, parsed.grpc, parsed.url, parsed.compression) == (4, False, "", "none")
+    assert (parsed.metrics_url, parsed.metrics_interval_ms) == ("localhost:8002/metrics", 1000)
+    assert parsed.input.output_shared_memory_bytes == 102_400
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "expected"),
     [
         ("--concurrency-range 5", Range(5, 1, 1)),
         ("--concurrency-range 1:8", Range(1, 8, 1)),
@@ -91,8 +100,8 @@ def test_the_defaults_are_those_of_perf_analyzer() -> None:
         ("-d -l 7", Range(1, 0, 1)),
     ],
 )
-def test_concurrency_is_a_range_or_given_by_the_old_flags(words: str, found: Range) -> None:
-    assert options(words).concurrency == found
+def test_concurrency_is_a_range_or_given_by_the_old_flags(words: str, expected: Range) -> None:
+    assert options(words).concurrency == expected
 
 
 def test_rates_and_intervals_exclude_concurrency(tmp_path: Path) -> None:
@@ -105,18 +114,18 @@ def test_rates_and_intervals_exclude_concurrency(tmp_path: Path) -> None:
 
 
 def test_long_flags_may_be_abbreviated_and_short_ones_combined() -> None:
-    made = options("--measurement-int 300 -vaz -p400")
+    parsed = options("--measurement-int 300 -vaz -p400")
 
-    assert (made.rule.interval_ms, made.verbose, made.input.source) == (400, 1, ("zero",))
+    assert (parsed.rule.interval_ms, parsed.verbose, parsed.input.source) == (400, 1, ("zero",))
 
 
 def test_the_command_line_of_model_analyzer_is_understood() -> None:
-    made = options(
+    parsed = options(
         "-b 1 -u localhost:8001 -i grpc -f iris-results.csv --verbose-csv --concurrency-range 4 --measurement-mode "
         "count_windows --collect-metrics --metrics-url http://localhost:8002/metrics --metrics-interval 1000.0"
     )
 
-    assert (made.metrics_interval_ms, made.concurrency, made.rule.by_count) == (1000, Range(4, 1, 1), True)
+    assert (parsed.metrics_interval_ms, parsed.concurrency, parsed.rule.by_count) == (1000, Range(4, 1, 1), True)
 
 
 def test_default_tls_settings_produce_no_option() -> None:
@@ -125,24 +134,24 @@ def test_default_tls_settings_produce_no_option() -> None:
 
 
 def test_extra_words_are_reported_and_ignored() -> None:
-    told: list[str] = []
-    made = read(["-m", "iris", "-i", "grpc", "--ssl-grpc-use-ssl", "true"], told.append)
+    warnings: list[str] = []
+    parsed = read(["-m", "iris", "-i", "grpc", "--ssl-grpc-use-ssl", "true"], warnings.append)
 
-    assert made.tls == Tls()
-    assert told == ["WARNING: 'true' belongs to no flag and is ignored"]
+    assert parsed.tls == Tls()
+    assert warnings == ["WARNING: 'true' belongs to no flag and is ignored"]
     assert read(["-m", "iris", "-i", "gRPC", "--ssl-grpc-use-ssl=true"]).tls == Tls()
 
 
 def test_repeatable_flags_keep_all_values() -> None:
-    made = options(
+    parsed = options(
         "-H a:1 -H b:2:3 --shape x:1,2 --shape y:n:3 --request-parameter k:7:int --request-parameter s:x:STRING "
         "--trace-level TIMESTAMPS --trace-level TENSORS --trace-count -1"
     )
 
-    assert made.headers == (("a", "1"), ("b", "2:3"))
-    assert made.input.shapes == {"x": (1, 2), "y:n": (3,)}
-    assert made.input.parameters == (("k", 7), ("s", "x"))
-    assert made.trace == (("trace_level", ("TIMESTAMPS", "TENSORS")), ("trace_count", ("-1",)))
+    assert parsed.headers == (("a", "1"), ("b", "2:3"))
+    assert parsed.input.shapes == {"x": (1, 2), "y:n": (3,)}
+    assert parsed.input.parameters == (("k", 7), ("s", "x"))
+    assert parsed.trace == (("trace_level", ("TIMESTAMPS", "TENSORS")), ("trace_count", ("-1",)))
 
 
 def test_the_metrics_url_defaults_to_that_of_the_server() -> None:
@@ -164,7 +173,7 @@ def test_composing_models_are_names_with_or_without_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("-p 0", "Failed to parse --measurement-interval (-p). The value must be > 0."),
         ("-p x", "Failed to parse --measurement-interval. Invalid value provided: x"),
@@ -221,12 +230,12 @@ def test_composing_models_are_names_with_or_without_versions() -> None:
         ("--measurement 5", "option --measurement not a unique prefix"),
     ],
 )
-def test_invalid_combinations_are_rejected_in_the_words_of_perf_analyzer(words: str, help_text: str) -> None:
-    assert help_text in refusal(words)
+def test_invalid_combinations_are_rejected_in_the_words_of_perf_analyzer(words: str, message: str) -> None:
+    assert message in refusal(words)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("--service-kind tfserving", "--service-kind tfserving is not supported"),
         ("--service-kind openai", "--service-kind openai is not supported"),
@@ -235,8 +244,8 @@ def test_invalid_combinations_are_rejected_in_the_words_of_perf_analyzer(words: 
         ("--enable-mpi", "--enable-mpi is not supported"),
     ],
 )
-def test_unsupported_flags_are_rejected_with_a_reason(words: str, help_text: str) -> None:
-    assert help_text in refusal(words)
+def test_unsupported_flags_are_rejected_with_a_reason(words: str, message: str) -> None:
+    assert message in refusal(words)
 
 
 def test_a_model_is_required() -> None:
@@ -246,11 +255,11 @@ def test_a_model_is_required() -> None:
 
 def test_the_recorded_command_contains_no_secrets() -> None:
     secret = ["-H", "Authorization: Bearer abc ", "-Hx-api-key:5", "-H", "cookie:"]
-    made = read(["-m", "iris", *secret, "-H", "plain: word", "-p", "5"])
+    parsed = read(["-m", "iris", *secret, "-H", "plain: word", "-p", "5"])
 
-    assert made.headers[:3] == (("Authorization", "Bearer abc"), ("x-api-key", "5"), ("cookie", ""))
-    told = "-H Authorization:... -Hx-api-key:... -H cookie:... -H plain: word -p 5"
-    assert " ".join(made.command) == f"penstock perf -m iris {told}"
+    assert parsed.headers[:3] == (("Authorization", "Bearer abc"), ("x-api-key", "5"), ("cookie", ""))
+    warnings = "-H Authorization:... -Hx-api-key:... -H cookie:... -H plain: word -p 5"
+    assert " ".join(parsed.command) == f"penstock perf -m iris {warnings}"
 
 
 @given(st.lists(st.sampled_from([f"--{name}" for name in LONG] + [f"-{c}" for c in SHORT] + ["1", "a:b", "0", ""])))

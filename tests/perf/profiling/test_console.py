@@ -19,11 +19,11 @@ CLOSED = Options("iris", concurrency=Range(1, 2, 1))
 
 def printed(options: Options, run: Document) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
-    told = Console(options, out, err)
+    console = Console(options, out, err)
     for each in run.levels:
-        told.on_level_start(each.offered)
-        told.on_level_end(each)
-    told.close(run)
+        console.on_level_start(each.offered)
+        console.on_level_end(each)
+    console.close(run)
     return out.getvalue(), err.getvalue()
 
 
@@ -116,10 +116,10 @@ def test_a_generator_that_uses_its_whole_core_warns() -> None:
 
 def test_windows_are_printed_in_verbose_mode() -> None:
     out = io.StringIO()
-    told = Console(replace(CLOSED, verbose=1), out, out)
-    told.on_level_start(Offered("rate", 100.5))
+    console = Console(replace(CLOSED, verbose=1), out, out)
+    console.on_level_start(Offered("rate", 100.5))
     for part in (window([100] * 4), window([])):
-        told.on_window(part, measuring.client(part))
+        console.on_window(part, measuring.client(part))
 
     assert out.getvalue().splitlines() == [
         "Request Rate: 100.5 inference requests per seconds",
@@ -152,12 +152,12 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_has_a_progress_bar_and_the_same_lines() -> None:
     out = Terminal()
-    told = Console(replace(CLOSED, verbose=1), out, out)
+    console = Console(replace(CLOSED, verbose=1), out, out)
     part = window([100] * 4)
-    told.on_level_start(Offered("concurrency", 2))
-    told.on_progress(0.5)
-    told.on_window(part, measuring.client(part))
-    told.on_level_end(level(2, 10))
+    console.on_level_start(Offered("concurrency", 2))
+    console.on_progress(0.5)
+    console.on_window(part, measuring.client(part))
+    console.on_level_end(level(2, 10))
 
     text = out.getvalue()
     assert "  Pass [1] throughput: 4 infer/sec. Avg latency: 100 usec (std 0 usec). " in text

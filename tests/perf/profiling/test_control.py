@@ -145,35 +145,35 @@ def test_a_restricted_protocol_is_unavailable_without_its_header(tmp_path: Path)
 def test_an_unreachable_server_is_an_error_and_not_ready() -> None:
     for control in (control_for(Target("127.0.0.1", 1)), control_for(Target("127.0.0.1", 1, grpc=GRPC))):
         assert not control.ready()
-        for asked in (control.server, lambda: control.config("m"), lambda: control.statistics("m")):  # noqa: B023
+        for call in (control.server, lambda: control.config("m"), lambda: control.statistics("m")):  # noqa: B023
             with pytest.raises(ControlError) as raised:
-                asked()
+                call()
             assert not isinstance(raised.value, RefusedError)
 
 
 @pytest.mark.parametrize(
-    ("host", "header", "says"),
+    ("host", "header", "message"),
     [
         ("a..b", ("X", "y"), "label"),
         ("127.0.0.1", ("X", "\N{EURO SIGN}"), "latin-1"),
         ("127.0.0.1", ("X", "one\nline more"), "header"),
     ],
 )
-def test_a_call_that_fails_over_http_is_an_error(host: str, header: tuple[str, str], help_text: str) -> None:
+def test_a_call_that_fails_over_http_is_an_error(host: str, header: tuple[str, str], message: str) -> None:
     asking = control_for(Target(host, 1), dict([header]))
 
-    with pytest.raises(ControlError, match=help_text):
+    with pytest.raises(ControlError, match=message):
         asking.server()
 
 
 @pytest.mark.parametrize(
-    ("host", "header", "says"),
+    ("host", "header", "message"),
     [("a..b", ("x", "y"), "no connection to a..b:1: .*label"), ("127.0.0.1", ("x", "y" * 20_000), "header fields of")],
 )
-def test_a_call_that_fails_over_grpc_is_an_error(host: str, header: tuple[str, str], help_text: str) -> None:
+def test_a_call_that_fails_over_grpc_is_an_error(host: str, header: tuple[str, str], message: str) -> None:
     asking = control_for(Target(host, 1, grpc=GRPC), dict([header]))
 
-    with pytest.raises(ControlError, match=help_text):
+    with pytest.raises(ControlError, match=message):
         asking.server()
 
 
@@ -191,8 +191,8 @@ def scripted(answers: dict[str, tuple[int, str]], tls: ssl.SSLContext | None = N
     class Answering(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            made.asked.append((self.command, self.path, dict(self.headers), body))
-            status, text = made.answers.get(self.path, (404, "Not Found"))
+            stand_in.asked.append((self.command, self.path, dict(self.headers), body))
+            status, text = stand_in.answers.get(self.path, (404, "Not Found"))
             self.send_response(status)
             self.end_headers()
             self.wfile.write(text.encode())
@@ -205,11 +205,11 @@ def scripted(answers: dict[str, tuple[int, str]], tls: ssl.SSLContext | None = N
     server = HTTPServer(("127.0.0.1", 0), Answering)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    made = Scripted(server.server_port, answers)
+    stand_in = Scripted(server.server_port, answers)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield made
+        yield stand_in
     finally:
         server.shutdown()
         thread.join(10)
@@ -241,11 +241,11 @@ def test_an_answer_that_is_not_a_json_object_is_rejected(text: str) -> None:
 
 
 def test_https_works_with_a_trusted_server(tmp_path: Path) -> None:
-    made, key = certificate(tmp_path)
+    certificate_file, key = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made, key)
+    context.load_cert_chain(certificate_file, key)
     with scripted({"/v2": (200, "{}")}, context) as server:
-        assert control_for(Target("127.0.0.1", server.port, Tls(roots=made))).server() == {}
+        assert control_for(Target("127.0.0.1", server.port, Tls(roots=certificate_file))).server() == {}
         assert control_for(Target("127.0.0.1", server.port, Tls(verify_peer=False))).server() == {}
         with pytest.raises(ControlError, match="certificate verify failed"):
             control_for(Target("127.0.0.1", server.port, Tls())).server()

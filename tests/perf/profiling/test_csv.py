@@ -128,10 +128,10 @@ def test_a_decoupled_model_has_a_column_for_responses() -> None:
     assert csv.text(run, CLOSED).startswith("Concurrency,Inferences/Second,Response Throughput,Client Send,")
 
 
-@pytest.mark.parametrize(("told", "written"), [(400.0, "4,100,400,"), (None, "4,100,100,")], ids=["many", "one each"])
-def test_responses_of_a_decoupled_model_are_counted(told: float | None, written: str) -> None:
+@pytest.mark.parametrize(("per_s", "written"), [(400.0, "4,100,400,"), (None, "4,100,100,")], ids=["many", "one each"])
+def test_responses_of_a_decoupled_model_are_counted(per_s: float | None, written: str) -> None:
     one = level(4, 100)
-    one.client.responses_per_s = told
+    one.client.responses_per_s = per_s
 
     text = csv.text(document(one, model_transaction_policy={"decoupled": True}), CLOSED)
 

@@ -32,20 +32,20 @@ def proc(tmp_path: Path) -> Path:
 def test_a_machine_is_described_by_what_is_known(proc: Path, tmp_path: Path) -> None:
     gpu = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 5}
 
-    found = machine(proc, tmp_path / "none", lambda: ([gpu], "580.1"))
+    description = machine(proc, tmp_path / "none", lambda: ([gpu], "580.1"))
 
-    assert (found["cpu"], found["memory_bytes"]) == ("AMD EPYC 9", 2048 * 1024)
-    assert (found["gpus"], found["gpu_driver"]) == ([gpu], "580.1")
-    assert found["cores"] >= found["usable_cores"] >= 1
-    assert not {"cgroup_cpus", "cgroup_memory_bytes"} & found.keys()
-    json.dumps(found)
+    assert (description["cpu"], description["memory_bytes"]) == ("AMD EPYC 9", 2048 * 1024)
+    assert (description["gpus"], description["gpu_driver"]) == ([gpu], "580.1")
+    assert description["cores"] >= description["usable_cores"] >= 1
+    assert not {"cgroup_cpus", "cgroup_memory_bytes"} & description.keys()
+    json.dumps(description)
 
 
 def test_a_machine_without_gpus_or_proc_is_described_by_the_rest(tmp_path: Path) -> None:
-    found = machine(tmp_path, tmp_path, no_gpus)
+    description = machine(tmp_path, tmp_path, no_gpus)
 
-    assert not {"gpus", "gpu_driver", "memory_bytes"} & found.keys()
-    assert found["kernel"]
+    assert not {"gpus", "gpu_driver", "memory_bytes"} & description.keys()
+    assert description["kernel"]
 
 
 def test_a_driver_that_hangs_is_skipped(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,16 +83,16 @@ def test_cgroup_limits_are_reported(
         (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "cgroup" / name).write_text(text)
 
-    found = machine(proc, tmp_path / "cgroup", no_gpus)
+    description = machine(proc, tmp_path / "cgroup", no_gpus)
 
-    assert (found.get("cgroup_cpus"), found.get("cgroup_memory_bytes")) == limits
+    assert (description.get("cgroup_cpus"), description.get("cgroup_memory_bytes")) == limits
 
 
 def test_versions_include_this_program_its_dependencies_and_the_server() -> None:
-    found = versions({"name": "triton", "version": "2.47.0", "extensions": []})
+    description = versions({"name": "triton", "version": "2.47.0", "extensions": []})
 
-    assert found.keys() == {"python", "penstock", "numpy", "uvloop", "server"}
-    assert found["server"] == "triton 2.47.0"
+    assert description.keys() == {"python", "penstock", "numpy", "uvloop", "server"}
+    assert description["server"] == "triton 2.47.0"
     assert "server" not in versions({})
 
 

@@ -27,14 +27,14 @@ def test_requests_of_each_level_are_in_the_format_of_perf_analyzer(tmp_path: Pat
         for begin_s in (0, 1):
             part = window([100], begin_s)
             export.on_window(part, measuring.client(part))
-    found = written(export, tmp_path)
+    exported = written(export, tmp_path)
 
-    assert [each["experiment"] for each in found["experiments"]] == [
+    assert [each["experiment"] for each in exported["experiments"]] == [
         {"mode": "concurrency", "value": 2},
         {"mode": "request_rate", "value": 2.5},
     ]
-    assert (found["version"], found["service_kind"], found["endpoint"]) == ("2.47.0", "triton", "")
-    first = found["experiments"][0]
+    assert (exported["version"], exported["service_kind"], exported["endpoint"]) == ("2.47.0", "triton", "")
+    first = exported["experiments"][0]
     request = first["requests"][0]
     assert request.keys() == {"timestamp", "request_inputs", "response_timestamps", "response_outputs"}
     assert request["response_timestamps"][0] - request["timestamp"] == 100_000

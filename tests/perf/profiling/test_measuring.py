@@ -17,7 +17,7 @@ from tests.perf.profiling.scripted import QUICK, Scripted, window
 FOUR = Load(concurrency=4)
 
 
-class Told(LoadListener):
+class RecordingListener(LoadListener):
     def __init__(self, stop_after: int = 1000) -> None:
         self.words: list[str] = []
         self._stop_after = stop_after
@@ -41,8 +41,8 @@ def test_a_level_is_stable_after_three_similar_windows() -> None:
 
     assert (level.stable, level.ended, level.settled, len(level.windows)) == (True, "", 3, 3)
     assert (level.client.requests, level.client.rows) == (60, 120)
-    assert fleet.told[0] == FOUR
-    assert fleet.told[-1] == "halt"
+    assert fleet.orders[0] == FOUR
+    assert fleet.orders[-1] == "halt"
 
 
 def test_windows_before_the_last_three_are_not_part_of_any_figure() -> None:
@@ -76,7 +76,7 @@ def test_the_threshold_applies_to_the_chosen_percentile() -> None:
 
 
 def test_an_interrupted_level_keeps_its_results() -> None:
-    level = measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=Told(stop_after=2))
+    level = measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=RecordingListener(stop_after=2))
 
     assert (level.stable, level.ended, level.settled) == (False, INTERRUPTED, 3)
     assert level.client.requests > 0
@@ -102,7 +102,7 @@ def test_windows_shorter_than_a_request_do_not_mean_that_the_server_died() -> No
 
 
 @pytest.mark.parametrize(
-    ("after", "why"),
+    ("after", "reason"),
     [
         (
             window([], errors=Counter({UNANSWERED: 4})),
@@ -113,7 +113,7 @@ def test_windows_shorter_than_a_request_do_not_mean_that_the_server_died() -> No
 )
 @pytest.mark.parametrize("stop_after", [1000, 3])
 def test_a_server_that_dies_in_the_last_window_is_reported(after: Window, reason: str, stop_after: int) -> None:
-    level = measure(Scripted(window([100] * 20), after=after), FOUR, QUICK, listener=Told(stop_after))
+    level = measure(Scripted(window([100] * 20), after=after), FOUR, QUICK, listener=RecordingListener(stop_after))
 
     assert (level.stable, level.settled, level.ended) == (False, 0, reason)
 
@@ -180,14 +180,14 @@ def test_warm_up_requests_precede_the_first_window() -> None:
     fleet = Scripted(window([100] * 20))
     measure(fleet, FOUR, replace(QUICK, warmup_requests=7))
 
-    assert fleet.told[:4] == [replace(FOUR, requests=7), "wait", "halt", FOUR]
+    assert fleet.orders[:4] == [replace(FOUR, requests=7), "wait", "halt", FOUR]
 
 
 def test_marks_are_set_before_the_first_window_and_after_each() -> None:
-    told = Told()
-    measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=told)
+    figures = RecordingListener()
+    measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=figures)
 
-    assert told.words == ["began", "marked", "marked", "passed", "marked", "passed", "marked", "passed"]
+    assert figures.words == ["began", "marked", "marked", "passed", "marked", "passed", "marked", "passed"]
 
 
 def test_windows_by_count_wait_for_their_requests() -> None:
@@ -206,16 +206,16 @@ def test_windows_by_count_wait_for_their_requests() -> None:
     ],
 )
 def test_the_offered_load_is_described(load: Load, kind: str, value: float) -> None:
-    found = measuring.offered(load)
+    figures = measuring.offered(load)
 
-    assert (found.kind, found.value) == (kind, value)
+    assert (figures.kind, figures.value) == (kind, value)
 
 
 def test_the_chosen_percentile_is_reported_besides_the_usual_ones() -> None:
-    told = measuring.client(window(list(range(1, 101))), 1, 97)
+    figures = measuring.client(window(list(range(1, 101))), 1, 97)
 
-    assert told.latency_us["p97"] == pytest.approx(97, abs=0.01)
-    assert {"mean", "std", "min", "max", "p50", "p75", "p90", "p95", "p99", "p99.9"} < told.latency_us.keys()
+    assert figures.latency_us["p97"] == pytest.approx(97, abs=0.01)
+    assert {"mean", "std", "min", "max", "p50", "p75", "p90", "p95", "p99", "p99.9"} < figures.latency_us.keys()
 
 
 def test_responses_are_reported_if_a_request_has_several() -> None:
@@ -236,14 +236,14 @@ def test_lateness_is_reported_only_for_an_open_loop() -> None:
 
 def test_the_figures_of_a_window_follow_from_its_answers_and_its_time() -> None:
     ends = np.arange(1, 102) * 1_000_000
-    seen = Window(0, 2_000_000_000, ends - 500_000, ends, np.arange(101) * 1000, cpu_s=0.5)
-    seen.starts_ns[0] -= 101_000
+    window_seen = Window(0, 2_000_000_000, ends - 500_000, ends, np.arange(101) * 1000, cpu_s=0.5)
+    window_seen.starts_ns[0] -= 101_000
 
-    found = measuring.client(seen, rows=4)
+    figures = measuring.client(window_seen, rows=4)
 
-    assert (found.requests, found.rows, found.requests_per_s, found.rows_per_s) == (101, 404, 50.5, 202.0)
-    assert found.cpu_us_per_request == pytest.approx(0.5e6 / 101)
-    assert (found.cores, found.latency_us["max"]) == (0.25, 601)
-    assert found.latency_us["mean"] == pytest.approx(501)
-    assert found.latency_us["std"] == pytest.approx(101**0.5)
-    assert found.late_us == {"mean": 50, "p50": 50, "p99": 99, "max": 100}
+    assert (figures.requests, figures.rows, figures.requests_per_s, figures.rows_per_s) == (101, 404, 50.5, 202.0)
+    assert figures.cpu_us_per_request == pytest.approx(0.5e6 / 101)
+    assert (figures.cores, figures.latency_us["max"]) == (0.25, 601)
+    assert figures.latency_us["mean"] == pytest.approx(501)
+    assert figures.latency_us["std"] == pytest.approx(101**0.5)
+    assert figures.late_us == {"mean": 50, "p50": 50, "p99": 99, "max": 100}

@@ -43,7 +43,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def test_counters_become_rates_between_consecutive_samples() -> None:
-    found = samples(
+    recorded = samples(
         [
             Reading(10, {"server.cpu_s": 5, "cpu.busy_s": 1, "cpu.all_s": 4}),
             Reading(11, {"server.cpu_s": 5.5, "cpu.busy_s": 2, "cpu.all_s": 8, "memory.used_bytes": 7}),
@@ -51,8 +51,8 @@ def test_counters_become_rates_between_consecutive_samples() -> None:
         ]
     )
 
-    assert found.at_s == [1, 3]
-    assert found.series == {
+    assert recorded.at_s == [1, 3]
+    assert recorded.series == {
         "memory.used_bytes": [7, 8],
         "server.cores": [0.5, 2.0],
         "cpu.utilization": [0.25, None],
@@ -60,9 +60,9 @@ def test_counters_become_rates_between_consecutive_samples() -> None:
 
 
 def test_a_reset_counter_gives_no_rate() -> None:
-    found = samples([Reading(0, {"server.cpu_s": 5}), Reading(1, {"server.cpu_s": 2})])
+    recorded = samples([Reading(0, {"server.cpu_s": 5}), Reading(1, {"server.cpu_s": 2})])
 
-    assert found.series == {}
+    assert recorded.series == {}
 
 
 def test_gpus_are_summarized_as_in_perf_analyzer() -> None:
@@ -90,11 +90,11 @@ readings = st.lists(st.dictionaries(names, st.floats(0, 1e9)), min_size=1, max_s
 
 
 @given(readings)
-def test_every_series_has_a_value_or_none_per_sample_and_no_negative_rate(found: list[Reading]) -> None:
-    made = samples(found)
+def test_every_series_has_a_value_or_none_per_sample_and_no_negative_rate(recorded: list[Reading]) -> None:
+    sampled = samples(recorded)
 
-    assert all(len(values) == len(made.at_s) == len(found) - 1 for values in made.series.values())
-    assert all(value is None or value >= 0 for values in made.series.values() for value in values)
+    assert all(len(values) == len(sampled.at_s) == len(recorded) - 1 for values in sampled.series.values())
+    assert all(value is None or value >= 0 for values in sampled.series.values() for value in values)
 
 
 # -- the metrics page
@@ -211,10 +211,10 @@ def test_an_invalid_metrics_url_is_an_error(url: str) -> None:
 
 
 def test_a_hanging_source_is_skipped_until_it_has_answered() -> None:
-    asked, hang = [], threading.Event()
+    requested, hang = [], threading.Event()
 
     def hanging() -> Mapping[str, float]:
-        asked.append(1)
+        requested.append(1)
         hang.wait()
         return {"late": 1}
 
@@ -223,11 +223,11 @@ def test_a_hanging_source_is_skipped_until_it_has_answered() -> None:
     assert looker.read_all(0.01).values == {"quick": 2}
     assert looker.reasons == {"driver": "no answer within 0.01 s"}
     assert looker.read_all(0.01).values == {"quick": 2}
-    assert len(asked) == 1
+    assert len(requested) == 1
     hang.set()
-    while len(asked) == 1:
-        found = looker.read_all(10).values
-    assert found == {"late": 1, "quick": 2}
+    while len(requested) == 1:
+        recorded = looker.read_all(10).values
+    assert recorded == {"late": 1, "quick": 2}
     assert looker.reasons == {}
 
 
@@ -293,11 +293,11 @@ class Proc:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Proc:
-    found = Proc(tmp_path)
-    found.run(1, 0, "init")
-    found.run(800, 1, "bash")
-    found.run(900, 800, "penstock")
-    return found
+    recorded = Proc(tmp_path)
+    recorded.run(1, 0, "init")
+    recorded.run(800, 1, "bash")
+    recorded.run(900, 800, "penstock")
+    return recorded
 
 
 def test_the_server_is_the_listening_process_its_ancestors_and_all_their_descendants(proc: Proc) -> None:
@@ -355,7 +355,7 @@ def test_cpu_time_includes_ended_processes_and_memory_only_live_ones(proc: Proc)
 
 
 @pytest.mark.parametrize(
-    ("arrange", "why"),
+    ("arrange", "reason"),
     [
         (lambda proc: proc.listen(), "nobody on this machine listens on port 8000"),
         (lambda proc: proc.listen((LOOPBACK, 8000, 77), state="01"), "nobody"),
@@ -422,8 +422,8 @@ def level() -> Level:
 
 def watch(proc: Proc, host: str = "127.0.0.1", port: int = 8000, **options: Any) -> sampling.Watch:
     described = ModelDescription("m", "", "", (), ())
-    asked = Options("m", metrics_url="127.0.0.1:1", metrics_interval_ms=3_600_000, **options)
-    return sampling.Watch(FakeControl(), described, Target(host, port), asked, proc.folder)  # type: ignore[arg-type]
+    requested = Options("m", metrics_url="127.0.0.1:1", metrics_interval_ms=3_600_000, **options)
+    return sampling.Watch(FakeControl(), described, Target(host, port), requested, proc.folder)  # type: ignore[arg-type]
 
 
 def machine(proc: Proc, busy_s: int, idle_s: int) -> None:
@@ -444,22 +444,22 @@ def test_a_level_records_what_the_server_did_between_two_marks(proc: Proc) -> No
     machine(proc, 1, 1)
     proc.listen((LOOPBACK, 8000, 77))
     proc.run(60, 1, sockets=(77,), ticks=TICK)
-    found = level()
+    recorded = level()
 
-    with watch(proc) as seen:
-        seen.begin()
-        seen.mark()
-        first = seen.mark()
+    with watch(proc) as watching:
+        watching.begin()
+        watching.mark()
+        first = watching.mark()
         proc.run(60, 1, sockets=(77,), ticks=3 * TICK)
-        seen.mark()
-        last = seen.mark()
-        seen.record_in(found, first, last)
+        watching.mark()
+        last = watching.mark()
+        watching.record_in(recorded, first, last)
 
-    assert found.server is not None
-    assert found.server.requests == 20
-    assert found.server_cpu_s_per_1000 == pytest.approx(4.0)
-    assert found.server_rss_bytes == 10 * PAGE_BYTES
-    assert (found.energy_j_per_1000, found.gpus, found.notes) == (None, {}, [])
+    assert recorded.server is not None
+    assert recorded.server.requests == 20
+    assert recorded.server_cpu_s_per_1000 == pytest.approx(4.0)
+    assert recorded.server_rss_bytes == 10 * PAGE_BYTES
+    assert (recorded.energy_j_per_1000, recorded.gpus, recorded.notes) == (None, {}, [])
 
 
 @pytest.mark.usefixtures("no_nvml")
@@ -468,59 +468,59 @@ def test_a_server_that_does_not_answer_is_noted(proc: Proc, monkeypatch: pytest.
         raise ControlError("timed out")
 
     monkeypatch.setattr(FakeControl, "statistics", refused)
-    found = level()
-    with watch(proc) as seen:
-        seen.begin()
-        seen.record_in(found, seen.mark(), seen.mark())
+    recorded = level()
+    with watch(proc) as watching:
+        watching.begin()
+        watching.record_in(recorded, watching.mark(), watching.mark())
 
-    assert found.server is None
-    assert found.notes[0] == "m: the server gives no statistics"
+    assert recorded.server is None
+    assert recorded.notes[0] == "m: the server gives no statistics"
 
 
 @pytest.mark.usefixtures("no_nvml")
 def test_samples_start_with_the_level_and_include_the_figures_of_the_caller(proc: Proc) -> None:
     machine(proc, 1, 1)
-    found, empty = level(), level()
-    with watch(proc) as seen:
-        seen.begin()
-        seen.set_figure("throughput", 123)
-        seen.sample()
-        seen.record_in(found, seen.mark(), seen.mark())
-        seen.begin()
-        seen.record_in(empty, seen.mark(), seen.mark())
+    recorded, empty = level(), level()
+    with watch(proc) as watching:
+        watching.begin()
+        watching.set_figure("throughput", 123)
+        watching.sample()
+        watching.record_in(recorded, watching.mark(), watching.mark())
+        watching.begin()
+        watching.record_in(empty, watching.mark(), watching.mark())
 
-    assert found.samples is not None
-    assert len(found.samples.at_s) == 1
-    assert found.samples.series["throughput"] == [123]
-    assert found.samples.series["memory.used_bytes"] == [400 * 1024]
+    assert recorded.samples is not None
+    assert len(recorded.samples.at_s) == 1
+    assert recorded.samples.series["throughput"] == [123]
+    assert recorded.samples.series["memory.used_bytes"] == [400 * 1024]
     assert empty.samples is None
 
 
 @pytest.mark.usefixtures("no_nvml")
 def test_a_remote_server_has_no_cpu_figures_and_the_machine_is_the_clients(proc: Proc) -> None:
     machine(proc, 1, 1)
-    found = level()
-    with watch(proc, "192.0.2.1") as seen:
-        seen.begin()
-        seen.sample()
-        seen.record_in(found, seen.mark(), seen.mark())
-        sharing = seen.sharing()
+    recorded = level()
+    with watch(proc, "192.0.2.1") as watching:
+        watching.begin()
+        watching.sample()
+        watching.record_in(recorded, watching.mark(), watching.mark())
+        sharing = watching.sharing()
 
-    assert found.samples is not None
-    assert "client.memory.used_bytes" in found.samples.series
-    assert (found.server_cpu_s_per_1000, found.server_rss_bytes, sharing) == (None, None, "")
-    assert found.notes == ["CPU and memory of the server are not known: 192.0.2.1 is another machine"]
+    assert recorded.samples is not None
+    assert "client.memory.used_bytes" in recorded.samples.series
+    assert (recorded.server_cpu_s_per_1000, recorded.server_rss_bytes, sharing) == (None, None, "")
+    assert recorded.notes == ["CPU and memory of the server are not known: 192.0.2.1 is another machine"]
 
 
 @pytest.mark.usefixtures("no_nvml")
 def test_a_requested_metrics_page_that_is_unavailable_is_noted(proc: Proc) -> None:
     machine(proc, 1, 1)
-    found = level()
-    with watch(proc, collect_metrics=True) as seen:
-        seen.begin()
-        seen.record_in(found, seen.mark(), seen.mark())
+    recorded = level()
+    with watch(proc, collect_metrics=True) as watching:
+        watching.begin()
+        watching.record_in(recorded, watching.mark(), watching.mark())
 
-    assert any(note.startswith("metrics page: 127.0.0.1:1: ") for note in found.notes)
+    assert any(note.startswith("metrics page: 127.0.0.1:1: ") for note in recorded.notes)
 
 
 def test_a_port_of_this_process_is_not_mistaken_for_a_server() -> None:

@@ -143,7 +143,7 @@ def test_requests_that_all_failed_are_reported_as_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "why"),
+    ("answers", "reason"),
     [
         ([{"m": []}, {"m": []}], "gives no statistics"),
         ([{}, {}], "gives no statistics"),
@@ -157,10 +157,10 @@ def test_requests_that_all_failed_are_reported_as_failures() -> None:
     ids=["empty", "absent", "one answer", "first missing", "no request", "restarted", "and caught up", "loaded again"],
 )
 def test_inconsistent_statistics_give_a_reason_instead_of_a_guess(answers: list[dict[str, Any]], reason: str) -> None:
-    side, said = statistics_between(answers, "m")
+    side, given_answers = statistics_between(answers, "m")
 
     assert side is None
-    assert reason in said
+    assert reason in given_answers
 
 
 def test_a_version_that_was_unloaded_is_reported() -> None:
@@ -198,8 +198,8 @@ def test_an_ensemble_has_the_times_of_its_models_besides_their_own_figures() -> 
 
 
 def test_time_spent_on_the_caches_of_composing_models_is_not_overhead() -> None:
-    asked = stats(success=(4, 200), queue=(4, 0), cache_hit=(1, 8), cache_miss=(3, 12))
-    before, after = {"m": [served(0)], "a": [stats()]}, {"m": [served(4, 100)], "a": [asked]}
+    statistics = stats(success=(4, 200), queue=(4, 0), cache_hit=(1, 8), cache_miss=(3, 12))
+    before, after = {"m": [served(0)], "a": [stats()]}, {"m": [served(4, 100)], "a": [statistics]}
 
     side, _ = statistics_between([before, after], "m", "", (("a", ""),))
 
@@ -243,8 +243,8 @@ entries = st.builds(
 
 
 @given(st.lists(entries, min_size=2, max_size=4))
-def test_no_figure_is_ever_negative(said: list[dict[str, Any]]) -> None:
-    side, reason = statistics_between([{"m": [entry]} for entry in said], "m")
+def test_no_figure_is_ever_negative(given_answers: list[dict[str, Any]]) -> None:
+    side, reason = statistics_between([{"m": [entry]} for entry in given_answers], "m")
 
     assert side is not None or reason
     if side is not None:

@@ -74,7 +74,7 @@ def test_the_number_of_slots_is_the_most_requests_in_flight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "events"),
     [
         (("Authorization", "x"), "..."),
         (("X-Api-Key", "x"), "..."),
@@ -82,34 +82,34 @@ def test_the_number_of_slots_is_the_most_requests_in_flight() -> None:
         (("accept", "x"), "x"),
     ],
 )
-def test_likely_secrets_are_hidden(header: tuple[str, str], told: str) -> None:
-    assert hidden(header) == (header[0], told)
+def test_likely_secrets_are_hidden(header: tuple[str, str], events: str) -> None:
+    assert hidden(header) == (header[0], events)
 
 
 def test_every_listener_receives_every_event() -> None:
-    told: list[str] = []
+    events: list[str] = []
 
     class Noting(Listener):
         def on_message(self, line: str) -> None:
-            told.append(line)
+            events.append(line)
 
         def on_start(self) -> None:
-            told.append("began")
+            events.append("began")
 
         def is_interrupted(self) -> bool:
-            return bool(told)
+            return bool(events)
 
     several = Listeners(Noting(), Listener(), Noting())
     assert not several.is_interrupted()
     several.on_message("line")
     several.on_start()
 
-    assert told == ["line", "line", "began", "began"]
+    assert events == ["line", "line", "began", "began"]
     assert several.is_interrupted()
 
 
 @pytest.mark.parametrize(
-    ("options", "server", "told"),
+    ("options", "server", "events"),
     [
         (Options("m"), {"extensions": []}, True),
         (Options("m"), {"extensions": ["binary_tensor_data"]}, False),
@@ -119,6 +119,6 @@ def test_every_listener_receives_every_event() -> None:
     ],
 )
 def test_a_server_that_may_not_accept_binary_tensors_causes_a_warning(
-    options: Options, server: dict[str, Any], told: bool
+    options: Options, server: dict[str, Any], events: bool
 ) -> None:
-    assert bool(session._warnings(options, server)) == told
+    assert bool(session._warnings(options, server)) == events

@@ -35,10 +35,10 @@ def test_two_windows_are_never_stable() -> None:
 
 @given(PASSES, st.floats(0, 100))
 def test_only_the_last_three_windows_count_in_any_order(passes: list[WindowFigures], percentage: float) -> None:
-    found = stability.stable(passes, percentage)
+    result = stability.stable(passes, percentage)
 
-    assert stability.stable([WindowFigures(0, 1), *passes], percentage) == (found and len(passes) >= 3)
-    assert stability.stable(passes[:-3] + passes[-3:][::-1], percentage) == found
+    assert stability.stable([WindowFigures(0, 1), *passes], percentage) == (result and len(passes) >= 3)
+    assert stability.stable(passes[:-3] + passes[-3:][::-1], percentage) == result
 
 
 @given(PASSES, st.floats(0, 100), st.floats(0, 100))
@@ -68,9 +68,9 @@ def test_the_threshold_is_exceeded_by_one_of_three_windows_that_reaches_it() -> 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=50), st.integers(1, 99))
 def test_a_percentile_is_the_latency_that_perf_analyzer_would_choose(latencies: list[int], percentile: int) -> None:
-    found = stability.percentiles_ns(np.array(latencies, np.int64), [percentile])
+    result = stability.percentiles_ns(np.array(latencies, np.int64), [percentile])
 
-    assert found == [sorted(latencies)[int(percentile / 100 * (len(latencies) - 1) + 0.5)]]
+    assert result == [sorted(latencies)[int(percentile / 100 * (len(latencies) - 1) + 0.5)]]
 
 
 def test_the_99th_percentile_of_a_hundred_latencies_is_the_99th() -> None:

@@ -10,7 +10,7 @@ from penstock.perf import command as perf
 from penstock.perf.reports import document as documents
 from penstock.perf.reports import extras, markup
 from penstock.perf.reports.command import main
-from tests.perf.reports.made import run
+from tests.perf.reports.sample_documents import run
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def test_unreadable_or_unwritable_files_are_reported_in_one_line(
     documents.write(broken, written / "hist.json")
 
     assert main(words) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("penstock perf report: ")
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("penstock perf report: ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [[], ["a.json", "--target-ms", "0"], ["a.json", "--target-ms", "nan"], ["--colour"]])

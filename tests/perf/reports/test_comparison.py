@@ -7,7 +7,7 @@ import pytest
 from penstock.perf.reports import comparison, console
 from penstock.perf.reports.comparison import Difference
 from penstock.perf.reports.document import Document
-from tests.perf.reports.made import run
+from tests.perf.reports.sample_documents import run
 
 
 def two(second: Document) -> list[comparison.Run]:
@@ -66,7 +66,7 @@ def _another_machine(document: Document) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "warning"),
     [
         (_another_model, "different models (name)"),
         (_another_batch, "different client batches"),
@@ -74,12 +74,12 @@ def _another_machine(document: Document) -> None:
         (_another_machine, "different machines (cpu)"),
     ],
 )
-def test_runs_that_cannot_be_compared_cause_warnings(change: object, said: str) -> None:
+def test_runs_that_cannot_be_compared_cause_warnings(change: object, warning: str) -> None:
     other = run()
     assert callable(change)
     change(other)
 
-    assert said in " ".join(comparison.warnings(two(other)))
+    assert warning in " ".join(comparison.warnings(two(other)))
 
 
 def test_runs_without_a_common_load_have_no_ratio() -> None:
@@ -101,10 +101,15 @@ def test_equal_numbers_of_different_kinds_of_load_are_different_loads() -> None:
 
 def test_ratios_are_relative_to_the_first_run_at_the_same_load() -> None:
     compared = comparison.runs([("a", run()), ("b", run(0, 2.0)), ("c", run())])
-    found = [pair for pair in comparison.pairs(compared) if not pair.doubt]
+    sound_pairs = [pair for pair in comparison.pairs(compared) if not pair.doubt]
 
-    assert [(pair.run.name, pair.level.offered.value) for pair in found[:4]] == [("b", 1), ("c", 1), ("b", 2), ("c", 2)]
-    throughput, tail = found[0].ratio("throughput"), found[0].ratio("p99")
+    assert [(pair.run.name, pair.level.offered.value) for pair in sound_pairs[:4]] == [
+        ("b", 1),
+        ("c", 1),
+        ("b", 2),
+        ("c", 2),
+    ]
+    throughput, tail = sound_pairs[0].ratio("throughput"), sound_pairs[0].ratio("p99")
     assert throughput
     assert tail
     assert throughput > 1.3
@@ -135,10 +140,10 @@ def test_runs_from_files_of_the_same_name_get_unique_names() -> None:
 def test_the_terminal_shows_differences_before_figures() -> None:
     other = run(3, 1.3)
     other.versions["penstock"] = "0.2.0"
-    said = console.describe_comparison(two(other))
+    warning = console.describe_comparison(two(other))
 
-    assert said.index("What differs:") < said.index("versions, penstock") < said.index("Ratios to a:")
-    assert "1.30×" in said  # noqa: RUF001
+    assert warning.index("What differs:") < warning.index("versions, penstock") < warning.index("Ratios to a:")
+    assert "1.30×" in warning  # noqa: RUF001
 
 
 def test_text_from_a_server_cannot_control_the_terminal() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.reports import document as documents
 from penstock.perf.reports.document import Document, DocumentError
-from tests.perf.reports.made import run
+from tests.perf.reports.sample_documents import run
 
 _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=6),
@@ -51,9 +51,9 @@ def test_a_written_document_is_read_back(document: Document) -> None:
     assert _read(json.loads(documents.text(document))) == document
 
 
-def _read(found: Any) -> Document:
-    made: Document = documents._make(Document, found, "")
-    return made
+def _read(json_document: Any) -> Document:
+    document_made: Document = documents._make(Document, json_document, "")
+    return document_made
 
 
 def test_an_arbitrary_document_survives_a_file(tmp_path: Path) -> None:
@@ -66,43 +66,58 @@ def test_an_arbitrary_document_survives_a_file(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown field": (
-        lambda found: found.update(scale_color="red"),
+        lambda json_document: json_document.update(scale_color="red"),
         "colour: not known; was it made by a later penstock?",
     ),
     "an unknown field inside": (
-        lambda found: found["levels"][1]["client"].update(scale_color="red"),
+        lambda json_document: json_document["levels"][1]["client"].update(scale_color="red"),
         "levels[1].client.colour: not known",
     ),
-    "a missing field": (lambda found: found["model"].pop("name"), "model.name: missing"),
+    "a missing field": (lambda json_document: json_document["model"].pop("name"), "model.name: missing"),
     "a text for a number": (
-        lambda found: found["levels"][0]["client"].update(requests="many"),
+        lambda json_document: json_document["levels"][0]["client"].update(requests="many"),
         'levels[0].client.requests must be a whole number, not "many"',
     ),
-    "a truth for a number": (lambda found: found["levels"][0]["client"].update(seconds=True), "must be a number"),
-    "a number beyond any": (lambda found: found["levels"][0]["client"].update(seconds=10**400), "must be a number"),
+    "a truth for a number": (
+        lambda json_document: json_document["levels"][0]["client"].update(seconds=True),
+        "must be a number",
+    ),
+    "a number beyond any": (
+        lambda json_document: json_document["levels"][0]["client"].update(seconds=10**400),
+        "must be a number",
+    ),
     "a fraction for a count": (
-        lambda found: found["levels"][0].update(settled=1.5),
+        lambda json_document: json_document["levels"][0].update(settled=1.5),
         "levels[0].settled must be a whole number, not 1.5",
     ),
-    "null for an object": (lambda found: found.update(model=None), "model must be an object, not null"),
-    "an object for a list": (lambda found: found.update(levels={}), "levels must be a list, not {}"),
-    "a number within texts": (lambda found: found.update(command=["a", 1]), "command[1] must be a string, not 1"),
-    "a number for a truth": (lambda found: found.update(interrupted=0), "interrupted must be true or false, not 0"),
-    "another format": (lambda found: found.update(format="penstock-perf/2"), "not a report of `penstock perf`"),
+    "null for an object": (lambda json_document: json_document.update(model=None), "model must be an object, not null"),
+    "an object for a list": (lambda json_document: json_document.update(levels={}), "levels must be a list, not {}"),
+    "a number within texts": (
+        lambda json_document: json_document.update(command=["a", 1]),
+        "command[1] must be a string, not 1",
+    ),
+    "a number for a truth": (
+        lambda json_document: json_document.update(interrupted=0),
+        "interrupted must be true or false, not 0",
+    ),
+    "another format": (
+        lambda json_document: json_document.update(format="penstock-perf/2"),
+        "not a report of `penstock perf`",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_an_invalid_file_is_rejected_naming_the_field(name: str, tmp_path: Path) -> None:
-    spoil, said = WRONG[name]
-    found = json.loads(documents.text(run(gpu=False)))
-    spoil(found)
-    (tmp_path / "a.json").write_text(json.dumps(found), "utf-8")
+    spoil, message = WRONG[name]
+    json_document = json.loads(documents.text(run(gpu=False)))
+    spoil(json_document)
+    (tmp_path / "a.json").write_text(json.dumps(json_document), "utf-8")
 
     with pytest.raises(DocumentError) as refused:
         documents.read(tmp_path / "a.json")
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert str(refused.value).startswith(str(tmp_path / "a.json"))
 
 
@@ -132,12 +147,12 @@ def test_any_json_in_place_of_a_field_is_read_or_rejected(name: str, value: Any)
 
 
 def test_a_file_without_later_fields_is_read() -> None:
-    found = json.loads(documents.text(run()))
-    for level in found["levels"]:
+    json_document = json.loads(documents.text(run()))
+    for level in json_document["levels"]:
         del level["gpus"], level["notes"]
         del level["server"]["request_us"]
 
-    assert _read(found).levels[0].notes == []
+    assert _read(json_document).levels[0].notes == []
 
 
 def test_values_that_json_cannot_represent_do_not_lose_a_run() -> None:
@@ -153,8 +168,8 @@ def test_values_that_json_cannot_represent_do_not_lose_a_run() -> None:
     }
     document.options = strange
 
-    found = _read(json.loads(documents.text(document)))
+    json_document = _read(json.loads(documents.text(document)))
 
-    assert math.isnan(found.levels[0].client.latency_us["mean"])
-    assert math.isnan(found.levels[0].client.requests_per_s)
-    assert found.options == {"csv": "a.csv", "range": [1, 2], "rows": 3, "rate": None, "4": None}
+    assert math.isnan(json_document.levels[0].client.latency_us["mean"])
+    assert math.isnan(json_document.levels[0].client.requests_per_s)
+    assert json_document.options == {"csv": "a.csv", "range": [1, 2], "rows": 3, "rate": None, "4": None}

@@ -25,9 +25,9 @@ RISING = (level(1, 1000, 1000), level(2, 1900, 1050), level(4, 3000, 1330), leve
 
 
 def test_the_knee_maximizes_throughput_divided_by_mean_latency() -> None:
-    found = findings.knee(RISING)
+    result = findings.knee(RISING)
 
-    assert found is RISING[2]
+    assert result is RISING[2]
     assert [findings.power(each) for each in RISING] == pytest.approx([1, 1.81, 2.256, 1.2, 0.6], rel=0.01)
 
 
@@ -92,10 +92,10 @@ def test_the_goodput_of_a_run_is_that_of_its_best_level() -> None:
     mixed = level(16, 5000, 2000)
     mixed.client.histogram = histograms.text(np.array([1_000_000] * 70 + [9_000_000] * 30))
 
-    found = findings.goodput_of([*RISING[:3], mixed], 2.0)
+    result = findings.goodput_of([*RISING[:3], mixed], 2.0)
 
-    assert found
-    assert (found.most, found.at, found.meeting) == (3500, mixed, RISING[2])
+    assert result
+    assert (result.most, result.at, result.meeting) == (3500, mixed, RISING[2])
 
 
 def test_without_a_sound_level_there_is_no_goodput() -> None:
@@ -137,19 +137,19 @@ def test_falling_short_of_the_offered_load_and_lateness_cause_warnings() -> None
     short = level(2000, 1000, 1000, kind="rate")
     short.client.late_us = {"p50": 1.0, "p99": 101.0, "max": 200.0}
 
-    said = findings.cautions(document(short))
+    warnings = findings.cautions(document(short))
 
-    assert said == [
+    assert warnings == [
         "2,000/s due: 2,000/s were due, 1,000/s were answered well.",
         "2,000/s due: the generator itself was late: 1% of requests left more than 101 us after they were due.",
     ]
 
 
 def test_a_schedule_that_was_kept_and_a_closed_loop_cause_no_warning() -> None:
-    kept, closed = level(2000, 1901, 1000, kind="rate"), level(2000, 1000, 1000)
-    kept.client.late_us = {"p50": 1.0, "p99": 99.0, "max": 200.0}
+    on_schedule, closed = level(2000, 1901, 1000, kind="rate"), level(2000, 1000, 1000)
+    on_schedule.client.late_us = {"p50": 1.0, "p99": 99.0, "max": 200.0}
 
-    assert findings.cautions(document(kept, closed)) == []
+    assert findings.cautions(document(on_schedule, closed)) == []
 
 
 def test_recorded_intervals_may_exceed_what_is_answered_too() -> None:

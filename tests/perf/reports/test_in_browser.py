@@ -12,7 +12,7 @@ import pytest
 from penstock.perf.reports import comparison, comparison_page, findings, page
 from penstock.perf.reports.document import Document
 from tests.perf.reports.browser import Browser, Opened, installed
-from tests.perf.reports.made import run
+from tests.perf.reports.sample_documents import run
 
 OWN = ("file:", "data:", "blob:", "about:")
 HOSTILE = """</script><script>alert(1)</script><img src="https://example.org/x">"""
@@ -64,13 +64,13 @@ def test_the_curve_has_a_point_for_each_level(shown: Opened) -> None:
 def test_every_chart_draws_something(shown: Opened) -> None:
     embed_figures = """Object.fromEntries([...document.querySelectorAll('.chart')].map(chart =>
         [chart.id, chart.querySelectorAll('.point, .js-line, .hm image').length]))"""
-    found = shown.value(embed_figures)
+    drawn = shown.value(embed_figures)
 
-    assert set(found) == {
+    assert set(drawn) == {
         f"chart-{name}"
         for name in ("curve", "within", "yields", "by-load", "tails", "split", "batches", "trace", "windows")
     }
-    assert [name for name, marks in found.items() if not marks] == []
+    assert [name for name, marks in drawn.items() if not marks] == []
 
 
 def test_the_page_makes_no_requests_and_logs_no_errors(shown: Opened) -> None:
@@ -92,10 +92,10 @@ def test_the_browser_recomputes_another_target_as_python_does(shown: Opened) -> 
             typed.dispatchEvent(new Event('input')); }})()"""
         )
         bars = "document.getElementById('chart-within').data[0].y"
-        told: list[Any] = shown.value(bars)
+        heights: list[Any] = shown.value(bars)
         true = [findings.goodput(level, target) for level in findings.sound(document.levels)]
 
-        assert told == pytest.approx(true)
+        assert heights == pytest.approx(true)
         words = shown.value("document.querySelector('.target output').textContent")
         assert words.startswith(f"{max(true):,.0f} inferences/s within {target:g} ms" if max(true) >= 100 else "")
         assert shown.value("document.getElementById('slider').valueAsNumber") == pytest.approx(

@@ -14,7 +14,7 @@ from plotly import graph_objects
 from penstock.perf.reports import charts, comparison, comparison_page, findings, markup, page, timelines
 from penstock.perf.reports.charts import Figure
 from penstock.perf.reports.document import Document, ServerSide
-from tests.perf.reports.made import run
+from tests.perf.reports.sample_documents import run
 
 HOSTILE = """</script><script>alert(1)</script><img src="https://example.org/x" onerror='alert(2)'>&amp;\x1b[2J\u202e"""
 
@@ -72,7 +72,12 @@ def test_every_chart_is_accepted_by_plotly() -> None:
 def test_a_page_embeds_plotly_once_and_refers_to_no_other_site() -> None:
     read = Read(page.page(run()))
 
-    links = [value for _, told in read.elements for name, value in told.items() if name in {"src", "href", "action"}]
+    links = [
+        value
+        for _, attributes in read.elements
+        for name, value in attributes.items()
+        if name in {"src", "href", "action"}
+    ]
     assert page.page(run()).count("/* plotly.js */") == 1
     assert [link for link in links if link and not link.startswith(("#", "data:"))] == []
 
@@ -119,7 +124,7 @@ def test_any_text_of_a_run_is_escaped(words: str) -> None:
     kinds = [tag for tag, _ in read.elements]
     assert {"img", "b"} & set(kinds) - {tag for tag, _ in escape_markup.elements} == set()
     assert kinds.count("script") == [tag for tag, _ in escape_markup.elements].count("script")
-    assert not [name for _, told in read.elements for name in told if name.startswith("on")]
+    assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     assert read.carried["document"]["model"]["name"] == words
     assert "\x1b" not in read.text
     assert "\u202e" not in read.text
@@ -142,7 +147,11 @@ def test_a_missing_measurement_is_stated_and_has_no_chart() -> None:
     read = Read(page.page(document))
 
     assert {"split", "batches", "trace"} & set(read.carried["figures"]) == set()
-    assert {told.get("id") for _, told in read.elements} & {"chart-split", "chart-batches", "chart-trace"} == set()
+    assert {attributes.get("id") for _, attributes in read.elements} & {
+        "chart-split",
+        "chart-batches",
+        "chart-trace",
+    } == set()
     assert "The server gave no statistics: where its time went is not known." in read.text
     assert "Nothing was sampled of GPUs and CPUs." in read.text
     assert "Energy" not in read.text
@@ -243,8 +252,8 @@ def test_pages_of_several_runs_begin_with_their_differences(tmp_path: Path) -> N
 def test_every_link_of_a_page_has_a_target(server: bool) -> None:
     document = run(server=server)
     document.levels = document.levels[-3:]
-    told = [told for _, told in Read(page.page(document)).elements]
+    attributes = [attributes for _, attributes in Read(page.page(document)).elements]
 
-    links = {str(each["href"]).removeprefix("#") for each in told if str(each.get("href")).startswith("#")}
+    links = {str(each["href"]).removeprefix("#") for each in attributes if str(each.get("href")).startswith("#")}
     assert "levels" in links
-    assert links <= {each.get("id") for each in told}
+    assert links <= {each.get("id") for each in attributes}

@@ -12,26 +12,31 @@ BARE = ["-m", "iris", "--out", "found"]
 
 
 def test_omitted_flags_have_defaults() -> None:
-    asked = parse_arguments(BARE)
+    options = parse_arguments(BARE)
 
-    assert (asked.options.model, asked.output_folder, asked.knobs, asked.budget_s) == (
+    assert (options.options.model, options.output_folder, options.knobs, options.budget_s) == (
         "iris",
         Path("found"),
         KNOBS,
         600,
     )
-    assert (asked.target_ms, asked.percentile, asked.memory_bytes, asked.window_ms) == (None, 99, None, 2000)
-    assert (asked.closed_loop, asked.has_range, asked.options.poisson, asked.apply) == (True, False, True, False)
+    assert (options.target_ms, options.percentile, options.memory_bytes, options.window_ms) == (None, 99, None, 2000)
+    assert (options.closed_loop, options.has_range, options.options.poisson, options.apply) == (
+        True,
+        False,
+        True,
+        False,
+    )
 
 
 def test_own_flags_and_those_of_perf_may_be_in_any_order() -> None:
     words = "--latency-target 5 -b 4 --over instance_count,max_queue_delay -i grpc --memory-budget 512 -p 100 --apply"
-    asked = parse_arguments([*words.split(), *BARE, "--percentile", "95", "--budget-minutes", "0.5", "-u", "here:1"])
+    options = parse_arguments([*words.split(), *BARE, "--percentile", "95", "--budget-minutes", "0.5", "-u", "here:1"])
 
-    assert (asked.target_ms, asked.percentile, asked.memory_bytes) == (5, 95, 512 * 2**20)
-    assert (asked.knobs, asked.budget_s, asked.window_ms) == (("instance_count", "max_queue_delay"), 30, 100)
-    assert (asked.options.input.batch, asked.options.grpc, asked.options.url) == (4, True, "here:1")
-    assert asked.apply
+    assert (options.target_ms, options.percentile, options.memory_bytes) == (5, 95, 512 * 2**20)
+    assert (options.knobs, options.budget_s, options.window_ms) == (("instance_count", "max_queue_delay"), 30, 100)
+    assert (options.options.input.batch, options.options.grpc, options.options.url) == (4, True, "here:1")
+    assert options.apply
 
 
 @pytest.mark.parametrize(
@@ -47,9 +52,9 @@ def test_own_flags_and_those_of_perf_may_be_in_any_order() -> None:
     ],
 )
 def test_the_load_is_a_rate_or_a_concurrency(words: str, closed: bool, ranged: bool) -> None:
-    asked = parse_arguments([*BARE, *words.split()])
+    options = parse_arguments([*BARE, *words.split()])
 
-    assert (asked.closed_loop, asked.has_range) == (closed, ranged)
+    assert (options.closed_loop, options.has_range) == (closed, ranged)
 
 
 @pytest.mark.parametrize("words", ["--request-count 5", "--latency-threshold 5", "-l 5", "--request-distribution even"])

@@ -25,9 +25,9 @@ class Queue:
 def test_the_capacity_is_found_within_a_few_percent_from_any_start(most: float, off: float) -> None:
     queue, true = Queue(most), most * 0.9
 
-    found = find_capacity(queue, true * off, (true / 100, true * 100), TARGET_US)
+    capacity = find_capacity(queue, true * off, (true / 100, true * 100), TARGET_US)
 
-    assert found == pytest.approx(true, rel=0.05)
+    assert capacity == pytest.approx(true, rel=0.05)
     assert len(queue.asked) <= MAX_PROBES
 
 
@@ -52,14 +52,14 @@ def test_the_upper_bound_is_returned_if_it_is_handled() -> None:
 def test_integer_loads_are_whole_numbers_and_end_close_to_the_capacity_or_with_the_last_probe(
     most: int, start: int
 ) -> None:
-    asked = []
+    probed = []
 
     def probe(load: float) -> Probe:
-        asked.append(load)
+        probed.append(load)
         return Probe(load, load <= most, load * 10)
 
-    found = find_capacity(probe, start, (1, 64), TARGET_US, integer=True)
+    capacity = find_capacity(probe, start, (1, 64), TARGET_US, integer=True)
 
-    assert all(load == int(load) and 1 <= load <= 64 for load in asked)
-    assert found <= most
-    assert len(asked) == MAX_PROBES or found >= most / CLOSE_RATIO - 1
+    assert all(load == int(load) and 1 <= load <= 64 for load in probed)
+    assert capacity <= most
+    assert len(probed) == MAX_PROBES or capacity >= most / CLOSE_RATIO - 1

@@ -70,7 +70,7 @@ def test_the_kept_setting_is_written_loadable_and_stays_applied_on_request(
     last = Trial("", TWO, ORIGINAL, rounds=[Round(Measurement(1.0), Measurement(1.2))], verdict="ahead", kept=True)
 
     class Decided:
-        def __init__(self, *told: object) -> None:
+        def __init__(self, *is_written: object) -> None:
             self.found = SearchResult(TWO, confirmed=True, final_trial=last)
 
         def run(self) -> SearchResult:

@@ -28,9 +28,9 @@ def evidence_of(found: SearchResult, failed: str = "") -> Evidence:
         ORIGINAL: {"name": "m"},
         TWO: {"name": "m", "instance_group": [{"count": 2}]},
     }
-    asked = parse_arguments(["-m", "m", "--out", "found"])
+    options = parse_arguments(["-m", "m", "--out", "found"])
     return Evidence(
-        asked, ModelDescription("m", "", "", (), ()), "here:1", {}, "", found, levels, configs, ["a note"], failed
+        options, ModelDescription("m", "", "", (), ()), "here:1", {}, "", found, levels, configs, ["a note"], failed
     )
 
 
@@ -49,7 +49,7 @@ def test_the_conclusion_states_what_the_last_comparison_showed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "failed", "says"),
+    ("found", "failed", "message"),
     [
         (SearchResult(trials=[duel(ORIGINAL, kept=False)]), "", "Nothing was measurably better"),
         (
@@ -67,8 +67,8 @@ def test_the_conclusion_states_what_the_last_comparison_showed() -> None:
         (SearchResult(), "the server died", "It failed: the server died. No other setting was tried."),
     ],
 )
-def test_the_conclusion_states_nothing_that_was_not_measured(found: SearchResult, failed: str, help_text: str) -> None:
-    assert help_text in conclusion(evidence_of(found, failed))
+def test_the_conclusion_states_nothing_that_was_not_measured(found: SearchResult, failed: str, message: str) -> None:
+    assert message in conclusion(evidence_of(found, failed))
 
 
 def test_the_terminal_has_a_row_for_each_trial() -> None:

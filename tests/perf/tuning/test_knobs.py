@@ -31,8 +31,10 @@ TWO_CORES = Bounds(cores=2, rows_in_flight=16)
 def settings_of(
     name: str, config: dict[str, Any] = CONFIG, bounds: Bounds = TWO_CORES, at: Setting = ORIGINAL
 ) -> list[dict[str, int]]:
-    found = {axis.name: axis.settings for axis in knobs.axes(knobs.reloadable(config), knobs.KNOBS, bounds, at)}
-    return [dict(setting) for setting in found.get(name, ())]
+    settings_by_axis = {
+        axis.name: axis.settings for axis in knobs.axes(knobs.reloadable(config), knobs.KNOBS, bounds, at)
+    }
+    return [dict(setting) for setting in settings_by_axis.get(name, ())]
 
 
 def test_instances_times_threads_is_at_most_twice_the_cores() -> None:
@@ -93,12 +95,12 @@ def test_knobs_that_a_model_lacks_are_left_alone(change: dict[str, Any], left: s
 
 def test_fields_that_servers_complete_are_not_sent_back() -> None:
     assert "preferred_batch_size" not in knobs.reloadable(CONFIG)["dynamic_batching"]
-    said = CONFIG | {"dynamic_batching": {"preferred_batch_size": [32], "max_queue_delay_microseconds": 50}}
-    assert knobs.reloadable(said) == said
+    returned = CONFIG | {"dynamic_batching": {"preferred_batch_size": [32], "max_queue_delay_microseconds": 50}}
+    assert knobs.reloadable(returned) == returned
 
 
 settings_drawn = st.fixed_dictionaries({}, optional={knob: st.integers(1, 64) for knob in knobs.KNOBS}).map(
-    lambda said: knobs.with_values(ORIGINAL, said.items())
+    lambda returned: knobs.with_values(ORIGINAL, returned.items())
 )
 
 
@@ -124,10 +126,10 @@ def test_penstock_toml_states_the_same_setting(tmp_path: Path) -> None:
         (folder / "1" / "model.onnx").touch()
         (folder / name).write_text(text, "utf-8")
 
-    said = [read_model([folder.parent], "m", Defaults()) for folder in (native, triton)]
+    returned = [read_model([folder.parent], "m", Defaults()) for folder in (native, triton)]
 
-    assert [[str(each) for each in entry.findings] for entry in said if entry] == [[], []]
-    (one,), (other,) = (entry.specs for entry in said if entry)
+    assert [[str(each) for each in entry.findings] for entry in returned if entry] == [[], []]
+    (one,), (other,) = (entry.specs for entry in returned if entry)
     assert (one.policy, one.options) == (other.policy, other.options)
     assert [(group.count, group.devices) for group in one.instances] == [(2, ("cpu",))]
     assert [(group.count, group.devices) for group in other.instances] == [(2, ("cpu",))]

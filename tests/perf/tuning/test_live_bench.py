@@ -60,12 +60,12 @@ class Machine:
             per_s = min(self._load.concurrency * 100.0, most)
             latency_us = self._load.concurrency / per_s * 1e6
         self._seconds += 1
-        made = window([latency_us] * int(per_s) if self.lives else [], self._seconds)
+        window_made = window([latency_us] * int(per_s) if self.lives else [], self._seconds)
         if self.failing:
-            made.errors["503: busy"] = self.failing
+            window_made.errors["503: busy"] = self.failing
         if not self.lives:
-            made.failure = "connection refused"
-        return made
+            window_made.failure = "connection refused"
+        return window_made
 
     def count(self) -> int:
         return 0
@@ -97,11 +97,11 @@ class Machine:
 
 
 def bench_of(machine: Machine, words: str = "", *, stopped: bool = False, left_s: float = 1e6) -> LiveBench:
-    asked = parse_arguments(f"-m m --out found {words}".split())
+    options = parse_arguments(f"-m m --out found {words}".split())
     model = ModelDescription("m", "", "", (), ())
     served, control, watch = cast("ServedModel", machine), cast("Control", machine), cast("Watch", machine)
     ends = time.monotonic() + left_s
-    return LiveBench(BenchContext(asked, served, control, model, machine, watch, lambda: stopped, ends))
+    return LiveBench(BenchContext(options, served, control, model, machine, watch, lambda: stopped, ends))
 
 
 def test_the_concurrency_is_twice_what_suffices() -> None:

@@ -19,8 +19,8 @@ def axes(at: Setting) -> Iterator[Axis]:
         yield Axis(" and ".join(grid), tuple(each for each in combined if each != at))
 
 
-def searched(bench: SimulatedBench, found: Callable[[Setting], Iterator[Axis]] = axes) -> SearchResult:
-    return Search(bench, found).run()
+def searched(bench: SimulatedBench, axes_of: Callable[[Setting], Iterator[Axis]] = axes) -> SearchResult:
+    return Search(bench, axes_of).run()
 
 
 def alike(setting: dict[str, int]) -> float:
@@ -38,23 +38,25 @@ def peaked(setting: dict[str, int]) -> float:
 
 
 def test_the_best_setting_is_found_without_noise() -> None:
-    found = searched(SimulatedBench(peaked))
+    result = searched(SimulatedBench(peaked))
 
-    assert dict(found.kept) == {"instance_count": 4, "intra_op_threads": 1, "max_queue_delay": 100}
-    assert found.confirmed
-    assert found.ended_early == ""
+    assert dict(result.kept) == {"instance_count": 4, "intra_op_threads": 1, "max_queue_delay": 100}
+    assert result.confirmed
+    assert result.ended_early == ""
 
 
 def test_the_best_setting_is_usually_found_despite_noise() -> None:
-    kept = [searched(SimulatedBench(peaked, 0.04, seed=seed)).kept for seed in range(30)]
+    kept_settings = [searched(SimulatedBench(peaked, 0.04, seed=seed)).kept for seed in range(30)]
 
-    assert sum(dict(each).get("instance_count") == 4 for each in kept) >= 26
+    assert sum(dict(each).get("instance_count") == 4 for each in kept_settings) >= 26
 
 
 def test_nothing_is_kept_if_all_settings_are_equal() -> None:
-    kept = [searched(SimulatedBench(alike, noise, seed=seed)).kept for seed in range(60) for noise in (0.02, 0.3)]
+    kept_settings = [
+        searched(SimulatedBench(alike, noise, seed=seed)).kept for seed in range(60) for noise in (0.02, 0.3)
+    ]
 
-    assert sum(each != ORIGINAL for each in kept) <= 3
+    assert sum(each != ORIGINAL for each in kept_settings) <= 3
 
 
 def test_the_kept_setting_is_finally_compared_with_the_original_configuration() -> None:
@@ -66,17 +68,17 @@ def test_the_kept_setting_is_finally_compared_with_the_original_configuration() 
 
 
 def test_a_setting_that_the_server_rejects_is_a_row_with_the_reason() -> None:
-    found = searched(SimulatedBench(lambda setting: -1.0 if setting.get("instance_count") == 8 else 100.0))
+    result = searched(SimulatedBench(lambda setting: -1.0 if setting.get("instance_count") == 8 else 100.0))
 
-    refused = [trial for trial in found.trials if dict(trial.setting).get("instance_count") == 8]
+    refused = [trial for trial in result.trials if dict(trial.setting).get("instance_count") == 8]
     assert {trial.verdict for trial in refused} == {"the server does not take it"}
-    assert found.kept == ORIGINAL
+    assert result.kept == ORIGINAL
 
 
 def test_a_setting_that_serves_replaces_one_that_does_not() -> None:
-    found = searched(SimulatedBench(lambda setting: 100.0 if setting.get("instance_count") == 2 else -1.0))
+    result = searched(SimulatedBench(lambda setting: 100.0 if setting.get("instance_count") == 2 else -1.0))
 
-    assert dict(found.kept)["instance_count"] == 2
+    assert dict(result.kept)["instance_count"] == 2
 
 
 @given(st.integers(0, 200), st.floats(0, 0.2), st.integers(0, 1000))
@@ -84,11 +86,11 @@ def test_a_setting_that_serves_replaces_one_that_does_not() -> None:
 def test_the_time_limit_is_kept_and_every_row_has_a_verdict(budget_s: int, noise: float, seed: int) -> None:
     bench = SimulatedBench(peaked, noise, budget_s, seed)
 
-    found = searched(bench)
+    result = searched(bench)
 
     assert len(bench.measured) <= budget_s + 1  # what has begun is finished
-    assert all(trial.verdict for trial in found.trials)
-    assert found.kept == ORIGINAL or not found.confirmed or found.final_trial is not None
+    assert all(trial.verdict for trial in result.trials)
+    assert result.kept == ORIGINAL or not result.confirmed or result.final_trial is not None
 
 
 def test_each_setting_is_tried_once() -> None:
@@ -98,10 +100,10 @@ def test_each_setting_is_tried_once() -> None:
 
 
 def test_too_little_time_is_reported_and_nothing_is_tried() -> None:
-    found = searched(SimulatedBench(peaked, budget_s=20))
+    result = searched(SimulatedBench(peaked, budget_s=20))
 
-    assert found.trials == []
-    assert "would not do" in found.ended_early
+    assert result.trials == []
+    assert "would not do" in result.ended_early
 
 
 def test_an_interrupted_search_keeps_its_winner_as_unconfirmed() -> None:
@@ -113,7 +115,7 @@ def test_an_interrupted_search_keeps_its_winner_as_unconfirmed() -> None:
         if "  kept" in line:
             bench.interrupted_at_s = bench.remaining_s()
 
-    found = Search(bench, axes, say).run()
+    result = Search(bench, axes, say).run()
 
-    assert dict(found.kept)["instance_count"] == 4
-    assert (found.confirmed, found.ended_early) == (False, "interrupted")
+    assert dict(result.kept)["instance_count"] == 4
+    assert (result.confirmed, result.ended_early) == (False, "interrupted")

@@ -42,12 +42,12 @@ class FakeServer:
         if not self.explicit:
             raise RefusedError("503 explicit model load / unload is not allowed if polling is enabled")
         self.loads.append(config)
-        wanted = copy.deepcopy(self.on_disk if config is None else dict(config))
-        if wanted["instance_group"][0]["count"] > 3:
+        requested = copy.deepcopy(self.on_disk if config is None else dict(config))
+        if requested["instance_group"][0]["count"] > 3:
             raise RefusedError("400 too many\n instances")
-        wanted["dynamic_batching"].setdefault("preferred_batch_size", [wanted["max_batch_size"]])
+        requested["dynamic_batching"].setdefault("preferred_batch_size", [requested["max_batch_size"]])
         if self.obeys:
-            self.served = wanted
+            self.served = requested
 
 
 @pytest.fixture
@@ -115,14 +115,14 @@ def test_an_ensemble_is_not_tuned() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ServingError, ZeroDivisionError])
 def test_the_model_is_restored_however_a_run_ends(server: FakeServer, error: type[BaseException]) -> None:
-    served, said = ServedModel(server, "m"), list[str]()
+    served, lines = ServedModel(server, "m"), list[str]()
 
-    with pytest.raises(error), restored_afterwards(served, lambda: False, said.append):  # noqa: PT012
+    with pytest.raises(error), restored_afterwards(served, lambda: False, lines.append):  # noqa: PT012
         served.load(TWO)
         raise error
 
     assert server.served == ON_DISK
-    assert said == ["the configuration is as it was before"]
+    assert lines == ["the configuration is as it was before"]
 
 
 def test_a_ctrl_c_does_not_prevent_restoring(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +149,12 @@ def test_an_applied_setting_stays(server: FakeServer) -> None:
 
 
 def test_a_server_that_has_died_is_reported_as_not_restored(server: FakeServer) -> None:
-    served, said = ServedModel(server, "m"), list[str]()
+    served, lines = ServedModel(server, "m"), list[str]()
 
-    with restored_afterwards(served, lambda: False, said.append):
+    with restored_afterwards(served, lambda: False, lines.append):
         server.alive = False
 
-    assert said == ["error: the configuration was not restored: connection refused"]
+    assert lines == ["error: the configuration was not restored: connection refused"]
 
 
 def test_files_that_changed_in_the_meantime_are_reported(server: FakeServer) -> None:

@@ -87,14 +87,23 @@ def _around(
     return [float(value) for value in np.clip(embed_figures.normal(mean, mean * 0.04, count), 0, most)]
 
 
-def _side(seen: Client, rows: float, infer_us: float, queue_us: float) -> ServerSide:
-    executions = int(seen.rows / rows)
+def _side(client: Client, rows: float, infer_us: float, queue_us: float) -> ServerSide:
+    executions = int(client.rows / rows)
     whole = int(rows)
     few, most = int(executions * 0.12), int(executions * 0.7)
     batches = {str(max(whole // 2, 1)): few, str(max(whole - 1, 1)): executions - few - most}
     batches[str(whole)] = batches.get(str(whole), 0) + most
     return ServerSide(
-        seen.rows, executions, seen.requests, queue_us * 0.86, 21.0, infer_us * 0.9, 14.0, 33.0, rows, batches=batches
+        client.rows,
+        executions,
+        client.requests,
+        queue_us * 0.86,
+        21.0,
+        infer_us * 0.9,
+        14.0,
+        33.0,
+        rows,
+        batches=batches,
     )
 
 

@@ -49,12 +49,12 @@ def machine(tmp_path: Path) -> Machine:
 
 def packed() -> tuple[bytes, bytes]:
     """Give a module, packed, and its sum."""
-    made, content = io.BytesIO(), b"NUMBER = 7\n"
-    with tarfile.open(fileobj=made, mode="w:xz") as archive:
+    buffer, content = io.BytesIO(), b"NUMBER = 7\n"
+    with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
         member = tarfile.TarInfo("./carried.py")
         member.size = len(content)
         archive.addfile(member, io.BytesIO(content))
-    return made.getvalue(), hashlib.sha256(made.getvalue()).hexdigest().encode() + b"  site.tar.xz\n"
+    return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest().encode() + b"  site.tar.xz\n"
 
 
 def test_parts_uploaded_one_by_one_are_joined(machine: Machine) -> None:
@@ -63,12 +63,12 @@ def test_parts_uploaded_one_by_one_are_joined(machine: Machine) -> None:
     machine.bring(2, piece2=whole[50:])
     ended = machine.run("assemble")
     site = machine.place / "site"
-    (found,) = importlib.metadata.distributions(path=[str(site)])
+    (distribution,) = importlib.metadata.distributions(path=[str(site)])
 
     assert ended.returncode == 0, ended.stderr
     assert (site / "carried.py").read_text("utf-8") == "NUMBER = 7\n"
-    assert (found.name, found.version) == ("penstock", importlib.metadata.version("penstock"))
-    assert {point.name for point in found.entry_points} >= {"penstock", "perf", "plan"}
+    assert (distribution.name, distribution.version) == ("penstock", importlib.metadata.version("penstock"))
+    assert {point.name for point in distribution.entry_points} >= {"penstock", "perf", "plan"}
 
 
 def test_a_missing_part_is_named(machine: Machine) -> None:

@@ -33,18 +33,23 @@ def configured(**config: Any) -> Server:
 
 
 def test_shapes_of_a_batching_model_omit_the_rows() -> None:
-    found = describe_model(configured(), "m", "2")
+    description = describe_model(configured(), "m", "2")
 
-    assert found.inputs == (Tensor("image", "FP32", (3, -1)),)
-    assert found.outputs == (Tensor("word", "BYTES", (1,)),)
-    assert (found.name, found.version, found.platform, found.max_batch_size) == ("m", "2", "p", 8)
+    assert description.inputs == (Tensor("image", "FP32", (3, -1)),)
+    assert description.outputs == (Tensor("word", "BYTES", (1,)),)
+    assert (description.name, description.version, description.platform, description.max_batch_size) == (
+        "m",
+        "2",
+        "p",
+        8,
+    )
 
 
 def test_shapes_of_a_model_that_does_not_batch_are_complete() -> None:
-    found = describe_model(configured(max_batch_size=0), "m")
+    description = describe_model(configured(max_batch_size=0), "m")
 
-    assert found.inputs[0].shape == (-1, 3, -1)
-    assert not found.batched
+    assert description.inputs[0].shape == (-1, 3, -1)
+    assert not description.batched
 
 
 def test_without_a_configuration_a_free_first_dimension_of_all_inputs_is_rows() -> None:
@@ -61,7 +66,7 @@ def test_numbers_written_as_text_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "expected"),
     [
         ({"sequence_batching": {}}, (True, False)),
         ({"sequence_batching": None}, (False, False)),
@@ -70,27 +75,27 @@ def test_numbers_written_as_text_are_parsed() -> None:
         ({}, (False, False)),
     ],
 )
-def test_a_scheduler_that_is_null_is_absent(config: dict[str, Any], told: tuple[bool, bool]) -> None:
-    found = describe_model(configured(**config), "m")
+def test_a_scheduler_that_is_null_is_absent(config: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    description = describe_model(configured(**config), "m")
 
-    assert (found.sequences, found.dynamic_batching) == told
+    assert (description.sequences, description.dynamic_batching) == expected
 
 
 def test_a_model_may_be_decoupled_and_cached() -> None:
-    found = describe_model(
+    description = describe_model(
         configured(model_transaction_policy={"decoupled": True}, response_cache={"enable": True}), "m"
     )
     plain = describe_model(configured(model_transaction_policy={"decoupled": False}, response_cache=None), "m")
 
-    assert (found.decoupled, found.response_cache) == (True, True)
+    assert (description.decoupled, description.response_cache) == (True, True)
     assert (plain.decoupled, plain.response_cache) == (False, False)
 
 
 def test_the_configuration_marks_shape_tensors_and_optional_inputs() -> None:
-    found = describe_model(configured(input=[{"name": "image", "is_shape_tensor": True, "optional": True}]), "m")
+    description = describe_model(configured(input=[{"name": "image", "is_shape_tensor": True, "optional": True}]), "m")
 
-    assert found.inputs[0].shape_tensor
-    assert found.inputs[0].optional
+    assert description.inputs[0].shape_tensor
+    assert description.inputs[0].optional
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
@@ -116,27 +121,27 @@ def test_an_ensemble_is_followed_to_all_depths_and_a_cycle_ends() -> None:
         }
     )
 
-    found = describe_model(server, "m")
+    description = describe_model(server, "m")
 
-    assert found.composing == (("a", ""), ("c", ""), ("m", ""), ("b", "3"))
-    assert found.sequences
-    assert found.response_cache
+    assert description.composing == (("a", ""), ("c", ""), ("m", ""), ("b", "3"))
+    assert description.sequences
+    assert description.response_cache
 
 
 def test_models_that_a_model_calls_are_listed_with_those_it_is_composed_of() -> None:
     server = Server({"m": {"max_batch_size": 8}, "bls": {"sequence_batching": {}}})
 
-    found = describe_model(server, "m", bls=[("bls", "1"), ("other", "")])
+    description = describe_model(server, "m", bls=[("bls", "1"), ("other", "")])
 
-    assert found.composing == (("bls", "1"), ("other", ""))
-    assert not found.sequences
+    assert description.composing == (("bls", "1"), ("other", ""))
+    assert not description.sequences
 
 
 def test_inputs_missing_from_the_metadata_can_be_declared() -> None:
     server = Server({}, inputs=[], outputs=[])
 
-    found = describe_model(server, "m", inputs=[IMAGE])
+    description = describe_model(server, "m", inputs=[IMAGE])
 
-    assert (found.inputs, found.max_batch_size) == ((Tensor("image", "FP32", (3, -1)),), UNKNOWN_BATCH_SIZE)
+    assert (description.inputs, description.max_batch_size) == ((Tensor("image", "FP32", (3, -1)),), UNKNOWN_BATCH_SIZE)
     with pytest.raises(DescriptionError, match="--input: the server names the inputs of model 'm' itself"):
         describe_model(Server({}), "m", inputs=[IMAGE])

@@ -19,13 +19,13 @@ _POWER = next(each for each in COMPARED_METRICS if each.metric == telemetry.POWE
 
 
 def test_the_error_of_an_answer_is_that_of_its_worst_row() -> None:
-    wanted = np.array([[3.0, 4.0], [0.0, 2.0]])
+    expected = np.array([[3.0, 4.0], [0.0, 2.0]])
 
-    assert correct.max_error(wanted, wanted) == 0
-    assert correct.max_error(wanted + np.array([[0, 0], [0, 1]]), wanted) == 0.5
-    assert correct.max_error(wanted[::-1], wanted) > 0.5
-    assert correct.max_error(wanted * math.nan, wanted) == math.inf
-    assert correct.max_error(wanted[:1], wanted) == math.inf
+    assert correct.max_error(expected, expected) == 0
+    assert correct.max_error(expected + np.array([[0, 0], [0, 1]]), expected) == 0.5
+    assert correct.max_error(expected[::-1], expected) > 0.5
+    assert correct.max_error(expected * math.nan, expected) == math.inf
+    assert correct.max_error(expected[:1], expected) == math.inf
 
 
 def test_requests_cover_all_rows_of_the_pool_in_odd_sizes() -> None:
@@ -61,7 +61,7 @@ def test_a_trace_is_sorted_into_kernels_and_copies() -> None:
     def event(cat: str, name: str, ts: float) -> dict[str, object]:
         return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": 2.0}
 
-    seen = copies.read({
+    spans = copies.read({
         "traceEvents": [
             event("kernel", "gemm", 1.0), event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 2.0),
             event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 3.0), event("cpu_op", "HtoD", 4.0),
@@ -69,7 +69,7 @@ def test_a_trace_is_sorted_into_kernels_and_copies() -> None:
         ]
     })  # fmt: skip
 
-    assert seen == copies.DeviceSpans([(1.0, 3.0)], [(2.0, 4.0)], [(3.0, 5.0)])
+    assert spans == copies.DeviceSpans([(1.0, 3.0)], [(2.0, 4.0)], [(3.0, 5.0)])
 
 
 def test_leaked_memory_shows_as_a_slope() -> None:
@@ -81,17 +81,17 @@ def test_leaked_memory_shows_as_a_slope() -> None:
 def test_the_device_is_filled_except_for_a_remainder_and_then_freed() -> None:
     runtime = FakeRuntime(devices=1, memory=40 << 20)
 
-    with faults.filled_device(runtime, 10 << 20) as taken:
+    with faults.filled_device(runtime, 10 << 20) as filled_bytes:
         free, _ = runtime.memory_info(0)
-        assert taken == 16 << 20
+        assert filled_bytes == 16 << 20
         assert 10 << 20 <= free < (10 << 20) + faults._CHUNKS[-1]
 
     assert runtime.memory_info(0)[0] == 40 << 20
 
 
 def test_nothing_is_filled_without_a_device() -> None:
-    with faults.filled_device(None, 0) as taken:
-        assert taken == 0
+    with faults.filled_device(None, 0) as filled_bytes:
+        assert filled_bytes == 0
 
 
 def test_a_metric_close_to_nvidia_smi_passes() -> None:
