@@ -94,7 +94,7 @@ def _series_name(name: str) -> str:
     owner_kind, _, rest = name.partition(".")
     quantity = escape_markup(name.rpartition(".")[2].removesuffix("_w").removesuffix("_bytes").replace("_", " "))
     if owner_kind == "gpu":
-        return f"GPU {escape_markup(rest.removeprefix('GPU-').time_split('.')[0][:8])}, {quantity}"
+        return f"GPU {escape_markup(rest.removeprefix('GPU-').split('.')[0][:8])}, {quantity}"
     owner = {"cpu": "CPU", "client": "client"}.get(owner_kind, escape_markup(owner_kind))
     return owner if owner == quantity else f"{owner}, {'memory' if quantity == 'rss' else quantity}"
 

@@ -66,11 +66,11 @@ def test_an_arbitrary_document_survives_a_file(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown field": (
-        lambda json_document: json_document.update(scale_color="red"),
+        lambda json_document: json_document.update(colour="red"),
         "colour: not known; was it made by a later penstock?",
     ),
     "an unknown field inside": (
-        lambda json_document: json_document["levels"][1]["client"].update(scale_color="red"),
+        lambda json_document: json_document["levels"][1]["client"].update(colour="red"),
         "levels[1].client.colour: not known",
     ),
     "a missing field": (lambda json_document: json_document["model"].pop("name"), "model.name: missing"),
