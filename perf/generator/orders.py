@@ -14,7 +14,7 @@ import numpy as np
 
 Times = np.ndarray[tuple[int], np.dtype[np.int64]]
 NO_TIMES: Times = np.empty(0, np.int64)
-ARRAYS = ("starts_ns", "ends_ns", "late_ns", "earlier", "earlier_ns")
+ARRAYS = ("starts_ns", "ends_ns", "late_ns", "earlier_counts", "earlier_ns")
 """A window's fields that are sent as raw memory."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The path of the RPC for inference."""

@@ -32,10 +32,10 @@ READY, START, TAKE, COUNT, HALT = "ready", "start", "take", "count", "halt"
 class _Process:
     """Carries out orders, possibly concurrently: a load may be read while it is being halted."""
 
-    def __init__(self, orders: Connection, replies: Connection, setup: tuple[Target, Payloads, Part]) -> None:
+    def __init__(self, orders: Connection, failures: Connection, setup: tuple[Target, Payloads, Part]) -> None:
         target, payloads, part = setup
         self._orders = orders
-        self._replies = replies
+        self._failures = failures
         self._recorder = Recorder(self._on_failure)
         self._context = LoadContext(Reconnector(opener(target), self._recorder), payloads, self._recorder, part)
         self._pacing: Pacing = ClosedLoop(self._context)
@@ -103,7 +103,7 @@ class _Process:
     def _on_failure(self, reason: str) -> None:
         self._pacing.stop()
         with contextlib.suppress(OSError):
-            self._replies.send(reason)
+            self._failures.send(reason)
 
 
 def opener(target: Target) -> Opener:
@@ -115,20 +115,20 @@ def opener(target: Target) -> Opener:
     return GrpcOpener(target)
 
 
-def main(orders: int, replies: int) -> None:
-    """Serve the pipe until it ends. `orders`, `replies`: file descriptors opened by `fleet.py`."""
+def main(orders: int, failures: int) -> None:
+    """Serve the pipe until it ends. `orders`, `failures`: file descriptors opened by `fleet.py`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     gc.disable()
     with contextlib.suppress(EOFError, KeyboardInterrupt):
-        uvloop.run(_serve(Connection(orders), Connection(replies, readable=False)))
+        uvloop.run(_serve(Connection(orders), Connection(failures, readable=False)))
 
 
-async def _serve(orders: Connection, replies: Connection) -> None:
+async def _serve(orders: Connection, failures: Connection) -> None:
     sys.path[:] = orders.recv()
-    process = _Process(orders, replies, orders.recv())
+    process = _Process(orders, failures, orders.recv())
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(process.on_loop_error)
     loop.add_reader(orders.fileno(), process.on_order)

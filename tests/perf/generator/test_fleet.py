@@ -154,8 +154,8 @@ def test_a_ctrl_c_at_the_terminal_does_not_reach_the_processes(running: Fleet) -
 def quiet() -> tuple[Fleet, list[Any]]:
     """Give a fleet of one process that is not there, and the ends it would have."""
     orders, child_orders = multiprocessing.Pipe()
-    replies, child_replies = multiprocessing.Pipe(duplex=False)
-    return Fleet([_Child(orders, replies, None)]), [orders, child_orders, replies, child_replies]  # type: ignore[arg-type]
+    failures, child_failures = multiprocessing.Pipe(duplex=False)
+    return Fleet([_Child(orders, failures, None)]), [orders, child_orders, failures, child_failures]  # type: ignore[arg-type]
 
 
 def test_waiting_ends_as_soon_as_a_process_reports_a_dead_server() -> None:
@@ -209,11 +209,11 @@ def test_a_process_reports_a_dead_server_to_the_fleet() -> None:
         pipe.close()
 
 
-def _gives_up(orders: Any, replies: Any) -> None:
+def _gives_up(orders: Any, failures: Any) -> None:
     import uvloop
 
     async def one() -> None:
-        child = process._Process(orders, replies, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
+        child = process._Process(orders, failures, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
         child._recorder.abort("gone")
         child._writer.shutdown()
 
