@@ -210,9 +210,9 @@ class Bench:
                 times = line.ratio_to(self.results[ECHO_64], "requests_per_s")
                 say(case, "times bare uvicorn's requests/s", times, 1.5, is_minimum=True)
             elif case == MIXED:
-                for case in (ALONE, HALF):
-                    name = f"of the rows/batch of one shape with {case.connections}"
-                    say(case, name, line.rows / self.results[case].rows, 0.8, is_minimum=True)
+                for reference in (ALONE, HALF):
+                    name = f"of the rows/batch of one shape with {reference.connections}"
+                    say(case, name, line.rows / self.results[reference].rows, 0.8, is_minimum=True)
         return lines
 
 

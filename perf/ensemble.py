@@ -59,12 +59,12 @@ def config(name: str, steps: Sequence[str]) -> str:
     tensors = ["input", *(f"t{number}" for number in range(1, len(steps))), "output"]
     lines = [f'name: "{name}" platform: "ensemble" max_batch_size: {ROWS}']
     lines += [f'{side} {{ name: "{side}" data_type: TYPE_FP32 dims: {WIDTH} }}' for side in ("input", "output")]
-    lines = []
+    step_entries = []
     for number, model in enumerate(steps):
         maps = f'input_map {{ key: "input" value: "{tensors[number]}" }}'
         maps += f' output_map {{ key: "output" value: "{tensors[number + 1]}" }}'
-        lines.append(f'step {{ model_name: "{model}" model_version: -1 {maps} }}')
-    return "\n".join([*lines, f"ensemble_scheduling {{ {' '.join(lines)} }}", ""])
+        step_entries.append(f'step {{ model_name: "{model}" model_version: -1 {maps} }}')
+    return "\n".join([*lines, f"ensemble_scheduling {{ {' '.join(step_entries)} }}", ""])
 
 
 def write(folder: Path) -> None:

@@ -119,16 +119,16 @@ def _latency(
         yield Row("served", f"{variant.name}: one request alone, p50{setting}", one_ms, "ms", note=transport.name)
         number, knee = max(curve, key=lambda level: _per_s(level[1]) / float(level[1].latencies_ns.mean()))
         at_knee = f"the knee: {_per_s(knee):,.0f}/s of {number} at once"
-        for where, full_per_s, note in (
+        for where, full_per_s, knee_note in (
             ("the knee", _per_s(knee), at_knee),
             ("the greatest rate", max(_per_s(window) for _, window in curve), ""),
         ):
             p99_ms, note = _paced(context, server, variant, running, SHARE * full_per_s)
             label = f"{variant.name}: p99 at 80% of {where} to one alone{setting}"
             row = at_most(
-                "served", label, p99_ms / one_ms, TIMES, note=f"{note} over {transport.name}; {note}".rstrip("; ")
+                "served", label, p99_ms / one_ms, TIMES, note=f"{note} over {transport.name}; {knee_note}".rstrip("; ")
             )
-            judged = note and not setting
+            judged = knee_note and not setting
             yield context.judged(row) if judged else replace(row, held=None, wanted="")
 
 

@@ -157,12 +157,12 @@ def _levels(run: _Run, running: Generator, marks: Marks, listener: Listener) -> 
     options, document = run.options, run.document
     search = _search(options)
     value = next(search)
-    listener = Listeners(marks, listener)
+    window_listener = Listeners(marks, listener)
     try:
         while True:
             load = load_of(options, value, sequences=run.model.sequences)
             listener.on_level_start(offered(load))
-            level = measure(running, load, options.rule, options.input.batch, listener)
+            level = measure(running, load, options.rule, options.input.batch, window_listener)
             marks.record_in(level)
             document.levels.append(level)
             listener.on_level_end(level)

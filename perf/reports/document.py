@@ -208,17 +208,17 @@ def _union_members(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _make(kind: type[Any], value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise DocumentError(_type_error(where, "an object", value))
+def _make(kind: type[Any], members: Any, where: str) -> Any:
+    if not isinstance(members, dict):
+        raise DocumentError(_type_error(where, "an object", members))
     kinds = _union_members(typing.cast("Hashable", kind))
-    if unknown := value.keys() - kinds.keys():
+    if unknown := members.keys() - kinds.keys():
         raise DocumentError(f"{_member_path(where, min(unknown))}: not known; was it made by a later penstock?")
     missing = dataclasses.MISSING
     for each in dataclasses.fields(kind):
-        if each.name not in value and each.default is missing and each.default_factory is missing:
+        if each.name not in members and each.default is missing and each.default_factory is missing:
             raise DocumentError(f"{_member_path(where, each.name)}: missing")
-    return kind(**{name: _read_value(kinds[name], value, _member_path(where, name)) for name, value in value.items()})
+    return kind(**{name: _read_value(kinds[name], value, _member_path(where, name)) for name, value in members.items()})
 
 
 def _read_value(kind: Any, value: Any, where: str) -> Any:

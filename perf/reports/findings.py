@@ -102,7 +102,7 @@ def goodput_of(levels: Sequence[Level], target_ms: float) -> Goodput | None:
     if not goodputs:
         return None
     best_goodput, best_level = max(goodputs, key=lambda pair: pair[0])
-    met = [level for goodput, level in goodputs if goodput >= MET * level.client.rows_per_s]
+    met = [level for rows_per_s, level in goodputs if rows_per_s >= MET * level.client.rows_per_s]
     return Goodput(
         target_ms, best_goodput, best_level, max(met, key=lambda level: level.client.rows_per_s, default=None)
     )
