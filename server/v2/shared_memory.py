@@ -6,7 +6,7 @@ Made by the composition root. Source: Triton server, http_server.cc (paths, memb
 from __future__ import annotations
 
 import binascii
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from penstock.backends.errors import Code, InferError
 from .call_parameters import NOT_UNSIGNED, is_unsigned
 from .cuda_regions import CudaRegions
 from .parsing import NOT_AN_OBJECT, parse
-from .regions import Regions
+from .regions import RegionKind, Regions
 from .routes import MAX_BODY_BYTES, MAX_JSON_DEPTH, Route, json_answer, read_body
 from .system_regions import SystemRegions
 
@@ -25,13 +25,6 @@ _SIZE = {"type": "integer", "minimum": 0}
 _SYSTEM = {"key": _NAME, "offset": _SIZE, "byte_size": _SIZE}
 _CUDA = {"device_id": _SIZE, "byte_size": _SIZE}
 _HANDLE = {"type": "object", "properties": {"b64": _NAME}, "required": ["b64"]}
-
-
-class _Kind(Protocol):
-    """What both kinds of regions have."""
-
-    def unregister(self, name: str = "") -> None: ...
-    def status(self, name: str = "") -> list[dict[str, Any]]: ...
 
 
 class SharedMemory:
@@ -92,7 +85,7 @@ class SharedMemory:
         raise InferError(Code.INVALID, f"'region name' is necessary to register {kind} shared memory region")
 
 
-def _routes(kind: str, regions: _Kind, schema: dict[str, Any]) -> tuple[Route, ...]:
+def _routes(kind: str, regions: RegionKind, schema: dict[str, Any]) -> tuple[Route, ...]:
     paths = f"/v2/{kind}sharedmemory/", f"/v2/{kind}sharedmemory/region/{{region}}/"
 
     async def status(request: Request) -> Response:
