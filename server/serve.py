@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
 
-    from .grpc.listening import GrpcListener
+    from .grpc.connection import GrpcListener
     from .grpc.method import Method
     from .hooks.runner import Hooks
     from .http.service import Service

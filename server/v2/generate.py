@@ -26,7 +26,7 @@ from penstock.batching.model import Model
 from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.server.answering import LargeJsonReader
 from penstock.server.errors import HTTP_STATUS, error_body
-from penstock.server.http.parts import PARTS
+from penstock.server.http.uvicorn_answers import PARTS
 
 from . import call_parameters
 from .decode import inputs_mismatch
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
-    from penstock.server.http.parts import BodyParts
+    from penstock.server.http.uvicorn_answers import BodyParts
 
 T = TypeVar("T")
 logger = logging.getLogger("penstock.server")

@@ -1,7 +1,7 @@
 """Encoding of ModelInferResponse: bytes joined from kept prefixes, without a protobuf object per answer.
 
-Called by `infer.py`. Source: Triton's grpc_service.proto; raw_output_contents has one entry per output, empty if its
-data is in shared memory.
+Called by `model_infer.py`. Source: Triton's grpc_service.proto; raw_output_contents has one entry per output, empty if
+its data is in shared memory.
 """
 
 from __future__ import annotations

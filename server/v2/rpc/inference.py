@@ -1,6 +1,6 @@
 """Inference over gRPC: from the bytes of a ModelInferRequest to an InferRequest, and from outputs to bytes.
 
-Used by `infer.py` (one answer per call) and `stream.py` (many). A typical request is decoded by comparing it with
+Used by `model_infer.py` (one answer per call) and `stream.py` (many). A typical request is decoded by comparing it with
 remembered ones; for it, nothing here logs, starts a task or makes a protobuf object.
 """
 

@@ -18,7 +18,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.server.hooks.generator_call import Answer
 from penstock.server.http.limits import Limits
-from penstock.server.http.parts import PARTS
+from penstock.server.http.uvicorn_answers import PARTS
 from penstock.server.v2.generate import _LARGE_BYTES, _MAX_GROUP_BYTES, Generate, parse_generate
 from penstock.server.v2.generate_encoder import GenerateEncoder
 from tests.clients import models
