@@ -115,7 +115,7 @@ class Server:
         defaults = replace(defaults, links_folder=self.clouds.links_folder)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
-        self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
+        self.health = Health(self.repository.ready, self.engine, strict=settings.strict_readiness)
         self.observability = Observability(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None

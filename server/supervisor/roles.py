@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.settings import Settings
 
@@ -33,17 +33,30 @@ def prepare() -> None:
     collect_and_freeze()
 
 
-class Role(Protocol):
+class Role:
     """What a process runs. `listen` and `load` are called in either order, once each."""
 
     async def listen(self) -> None:
         """Listen. Raises: StartError."""
+        raise NotImplementedError
 
     async def load(self) -> dict[str, Any]:
         """Become ready to serve requests. Returns: details for the supervisor."""
+        raise NotImplementedError
 
     def attach(self, sock: socket.socket) -> None:
         """Connect to an engine, or to a front end, over this socket."""
+        raise NotImplementedError
+
+    async def drain(self, *, last: bool) -> int:
+        """Finish accepted requests; `last`: nothing replaces the process. Returns: how much was dropped."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End immediately, dropping everything."""
+        raise NotImplementedError
+
+    # -- what only one of the roles is sent ------------------------------------------------------------------------
 
     def add_neighbor(self, slot: int, sock: socket.socket) -> None:
         """Add the socket to a front end that was started after this one."""
@@ -57,14 +70,8 @@ class Role(Protocol):
     def flush(self) -> None:
         """Hold no more batches open: the front ends are about to end."""
 
-    async def drain(self, *, last: bool) -> int:
-        """Finish accepted requests; `last`: nothing replaces the process. Returns: how much was dropped."""
 
-    async def close(self) -> None:
-        """End immediately, dropping everything."""
-
-
-class FrontProcess:
+class FrontProcess(Role):
     """A front end."""
 
     def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
@@ -96,15 +103,6 @@ class FrontProcess:
         else:
             self._spread.add_neighbor(slot, sock)
 
-    def update_counts(self, counts: Mapping[str, Any]) -> None:
-        """Do nothing: not sent to a front end."""
-
-    def on_saved_change(self, key: str) -> None:
-        """Do nothing: not sent to a front end."""
-
-    def flush(self) -> None:
-        """Do nothing: not sent to a front end."""
-
     async def drain(self, *, last: bool) -> int:
         return await self._server.drain(server_stopping=last)
 
@@ -112,7 +110,7 @@ class FrontProcess:
         await self._server.close()
 
 
-class EngineProcess:
+class EngineProcess(Role):
     """The engine's process. It drains when its front ends have gone, since they may still send accepted requests.
 
     It also drains when the supervisor says so: a signal has reached the engine alone, and another will replace it. If
@@ -158,9 +156,6 @@ class EngineProcess:
     def attach(self, sock: socket.socket) -> None:
         self._fronts.add(self._server.attach(sock))
         self._no_fronts.clear()
-
-    def add_neighbor(self, slot: int, sock: socket.socket) -> None:
-        """Do nothing: not sent to the engine."""
 
     def update_counts(self, counts: Mapping[str, Any]) -> None:
         self._server.server.metrics.processes = {

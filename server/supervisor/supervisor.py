@@ -118,18 +118,18 @@ class Supervisor:
 
     def handle_hangup(self) -> None:
         """Replace every process without interrupting service."""
-        if not self._loaded or not self.fleet.replace():
+        if self._loaded and self.fleet.replace():
+            logger.info("SIGHUP: replacing every process")
+        else:
             logger.warning("SIGHUP ignored: processes are starting or ending")
-            return
-        logger.info("SIGHUP: replacing every process")
 
     async def drain(self) -> int:
         """End every process in order. Returns: how many have dropped anything."""
         if self._faults is not None:
             self._faults.stop()
         self.fleet.drain()
-        for child in self._spares():
-            child.kill()
+        if self._spare is not None:
+            self._spare.kill()
         limit_s = self._settings.drain_delay_secs + 2 * self._settings.exit_timeout_secs + GRACE_S
         try:
             async with asyncio.timeout(limit_s):
@@ -152,11 +152,8 @@ class Supervisor:
     def force(self) -> None:
         """Kill every process."""
         self.fleet.draining = True
-        for child in (*self._children.values(), *self._spares()):
+        for child in (*self._children.values(), *([self._spare] if self._spare else ())):
             child.kill()
-
-    def _spares(self) -> list[Child]:
-        return [self._spare] if self._spare else []
 
     async def _wait_for_state(self, state: str) -> None:
         """Wait until all have first reached a state. Raises: StartError if one cannot start."""
