@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.settings import Settings
@@ -134,7 +133,7 @@ class EngineProcess(Role):
             on_front_lost=self._on_front_lost,
             apply_log_levels=self._saved_state.saving_logs(supervisor.logs.apply),
         )
-        self._saved_state.watch(self._server)
+        self._saved_state.watch(self._server.server)
         self._server.server.on_device_lost = supervisor.request_end
         self._loaded = False
         self._late_restores: list[asyncio.Future[None]] = []
@@ -145,11 +144,11 @@ class EngineProcess(Role):
             self._no_fronts.set()
 
     async def listen(self) -> None:
-        await self._saved_state.restore_settings(self._server)
+        await self._saved_state.restore_settings()
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:
-        reasons = await self._server.load(partial(self._saved_state.restore, self._server))
+        reasons = await self._server.load(self._saved_state.restore)
         self._loaded = True
         return {"reasons": reasons, "serves": self._server.server.status_line}
 
@@ -166,7 +165,7 @@ class EngineProcess(Role):
 
     def on_saved_change(self, key: str) -> None:
         if self._loaded:
-            self._late_restores.append(asyncio.ensure_future(self._saved_state.restore_key(self._server, key)))
+            self._late_restores.append(asyncio.ensure_future(self._saved_state.restore_key(key)))
 
     def flush(self) -> None:
         self._server.engine.flush()

@@ -6,6 +6,7 @@ Made by the composition root. Source: Triton server, http_server.cc (paths, memb
 from __future__ import annotations
 
 import binascii
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from .call_parameters import NOT_UNSIGNED, is_unsigned
 from .cuda_regions import CudaRegions
 from .parsing import NOT_AN_OBJECT, parse
-from .regions import RegionKind, Regions
+from .regions import SYSTEM, RegionKind, Regions
 from .routes import MAX_BODY_BYTES, MAX_JSON_DEPTH, Route, json_answer, read_body
 from .system_regions import SystemRegions
 
@@ -34,6 +35,17 @@ class SharedMemory:
         self.regions = Regions(allowed=allowed)
         self.system = SystemRegions(self.regions)
         self.cuda = CudaRegions(self.regions)
+
+    def adopt(self, kind: str, description: Mapping[str, Any], descriptors: list[int]) -> None:
+        """Add a region that another process of this server has exported; takes over a system region's descriptor.
+
+        Raises: InferError.
+        """
+        if kind == SYSTEM:
+            self.system.adopt(**description, descriptor=descriptors.pop())
+        else:
+            handle = bytes.fromhex(description["raw_handle"])
+            self.cuda.register(description["name"], handle, description["device_id"], description["byte_size"])
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints."""

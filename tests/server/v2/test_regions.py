@@ -247,17 +247,19 @@ class TestLeases:
     @given(offset=anywhere, byte_size=anywhere)
     def test_a_lease_outside_its_region_is_rejected(self, shared: SystemRegions, offset: int, byte_size: int) -> None:
         if 0 <= offset < 40 and 0 <= byte_size <= 40 - offset:
-            found = bytes(shared.lease("r", offset, byte_size).read())
+            found = bytes(shared.regions.lease("r", offset, byte_size).read())
             assert found == BYTES[8 + offset : 8 + offset + byte_size]
         else:
-            code, text = refused(shared.lease, "r", offset, byte_size)
+            code, text = refused(shared.regions.lease, "r", offset, byte_size)
             assert code is Code.INVALID
             assert "'r'" in text
 
     def test_an_invalid_range_is_rejected_with_tritons_message(self, shared: SystemRegions) -> None:
-        assert refused(shared.lease, "r", 40, 1)[1] == "Invalid offset for shared memory region: 'r'"
-        assert refused(shared.lease, "r", 8, 33)[1] == "Invalid offset + byte size for shared memory region: 'r'"
-        assert refused(shared.lease, "r", 8, 2**64 - 1)[1].startswith("Integer overflow detected: byte_size (")
+        assert refused(shared.regions.lease, "r", 40, 1)[1] == "Invalid offset for shared memory region: 'r'"
+        assert (
+            refused(shared.regions.lease, "r", 8, 33)[1] == "Invalid offset + byte size for shared memory region: 'r'"
+        )
+        assert refused(shared.regions.lease, "r", 8, 2**64 - 1)[1].startswith("Integer overflow detected: byte_size (")
 
     def test_a_write_stays_within_its_lease(self, folder: Path) -> None:
         _, system = made(folder)
@@ -288,7 +290,7 @@ class TestLeases:
         assert bytes(system.regions.lease("r", 0, SIZE).read()) == BYTES
 
     def test_a_lease_of_zero_bytes_is_empty(self, shared: SystemRegions) -> None:
-        assert bytes(shared.lease("r", 0, 0).read()) == b""
+        assert bytes(shared.regions.lease("r", 0, 0).read()) == b""
 
     def test_a_lease_larger_than_the_event_loops_copy_limit_can_be_written(self, folder: Path) -> None:
         regions, system = made(folder)
