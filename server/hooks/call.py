@@ -48,39 +48,6 @@ class FutureLike(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
-class ReplicaOwner(Protocol):
-    """The owner of replicas. Threads: called on the event loop, except for `measures_cpu`: CPU times are required.
-
-    `has_equivalents`: other replicas take the same calls. `expects_single_call`: no other call is likely to come in
-    this turn of the loop. `lightly_loaded`: there are so few requests that a thread would be woken for almost each of
-    them.
-    """
-
-    @property
-    def measures_cpu(self) -> bool: ...
-
-    @property
-    def expects_single_call(self) -> bool: ...
-
-    @property
-    def lightly_loaded(self) -> bool: ...
-
-    @property
-    def has_equivalents(self) -> bool: ...
-
-    def record_call(self, call: HookCall, duration_ns: int) -> None:
-        """Handle the duration of a slow call, or of any call while `measures_cpu`."""
-
-    def on_idle(self, replica: Any) -> None:
-        """Handle that nothing waits for the replica, if it `has_equivalents`."""
-
-    def on_released(self, replica: Any) -> None:
-        """Handle that the replica was given back, and that none of its hooks is running."""
-
-    def on_failed(self, replica: Any) -> None:
-        """Handle that the replica hangs, or that its thread has ended."""
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
     """One way to answer: how to convert a sample or the outputs `requested_outputs` if there is no hook.

@@ -19,7 +19,6 @@ from .call import (
     STATISTICS_NAMES,
     HookCall,
     ReplicaGoneError,
-    ReplicaOwner,
     error_for_client,
     log_context,
     log_exception,
@@ -38,6 +37,7 @@ from .writes import parse_source
 
 if TYPE_CHECKING:
     from .generator_call import GeneratorCall
+    from .replicas import Replicas
 
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies while loading."""
@@ -63,7 +63,7 @@ class Replica:
     """
 
     def __init__(
-        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: ReplicaOwner,
+        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Replicas,
         pool: HookThreadPool | None = None, *, is_constant: bool = False,
     ) -> None:  # fmt: skip
         self._model = model
