@@ -13,8 +13,8 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 
-from .bound_hooks import BoundHooks, Converter
-from .loading import POST, PRE, exception_line
+from .conversions import BoundHooks, Converter
+from .loading import POST, PRE, exception_line, user_frames
 from .packing import (
     CALL,
     CALL_HEADER,
@@ -25,7 +25,6 @@ from .packing import (
     write_outputs,
     write_sample,
 )  # fmt: skip
-from .user_frames import user_frames
 
 EncodedCall = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""

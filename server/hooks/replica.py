@@ -14,7 +14,6 @@ from penstock.batching.devices.memory import resident_bytes
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .bound_hooks import BoundHooks, bind
 from .call import (
     STATISTICS_NAMES,
     HookCall,
@@ -24,14 +23,13 @@ from .call import (
     log_exception,
     log_warning,
 )
-from .conversions import conversions_for
+from .conversions import BoundHooks, bind, conversions_for
 from .gil_monitor import MAX_COMPUTE_NS
-from .interrupt import interrupt
 from .loading import POST, PRE, HookModule, exception_line
 from .nonblocking import are_small_tensors, is_nonblocking, thread_settings
 from .packing import INPUTS
 from .plain_values import is_small
-from .pool_thread import PoolThread
+from .pool_thread import PoolThread, interrupt
 from .thread_pool import HookThreadPool
 from .writes import parse_source
 
