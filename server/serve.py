@@ -31,8 +31,7 @@ from .isolated.loader import with_isolated
 from .listening.listener import Port
 from .listening.ports import make_grpc_port, make_http_port, make_metrics_port, share_totals, share_unread_limit
 from .listening.sockets import StartError
-from .options.cache_config import parse as parse_cache
-from .options.sharing import make_devices
+from .options.sharing import make_devices, parse_cache
 from .options.start_checks import start_problems
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
