@@ -52,7 +52,7 @@ class RemoteAnswers:
         self._number = number
 
     def send(self, answer: StreamedAnswer) -> Backpressure | None:
-        """Send an answer. Returns: how to wait if it should wait. Raises: InferError (OVERLOADED: too much is unsent)."""
+        """Send an answer. Returns: how to wait until more may be sent. Raises: InferError (OVERLOADED)."""
         if self.cancelled:
             return None
         unsent_bytes = self._link.unsent_bytes

@@ -131,7 +131,7 @@ def select_outputs(request: InferRequest, plan: Plan, outputs: Mapping[str, Arra
     except InferError as error:
         raise prefix_with_id(request.id, error) from None
     modes = modes_of(plan, len(request.output_positions))
-    # without named outputs, the positions are the model's own tuple; an equal tuple names each output, unless it is empty
+    # without named outputs, the positions are the model's own tuple; an equal one names each output, unless it is empty
     if hook_outputs or request.output_positions is not model.all_outputs:
         names = [model.signature.outputs[position].name for position in request.output_positions]
         requested = {**dict(zip(names, modes, strict=True)), **hook_outputs}
