@@ -65,18 +65,17 @@ def write_submit(request: InferRequest, template: int, extra: Mapping[str, Any] 
     return head + json.dumps(extra).encode()
 
 
-def extra_properties(
-    request: InferRequest, *, takes_parameters: bool, trace_context: Mapping[str, str] | None
-) -> dict[str, Any] | None:
+def extra_properties(request: InferRequest, *, takes_parameters: bool, forwards_trace: bool) -> dict[str, Any] | None:
     """Return the properties that few requests have; None if there are none.
 
-    `takes_parameters`: its model takes parameters and timeouts, and may give several answers.
+    `takes_parameters`: its model takes parameters and timeouts, and may give several answers. `forwards_trace`: the
+    client's trace context is sent.
     """
     extra: dict[str, Any] = {}
     if request.sequence is not None:
         extra["sequence"] = request.sequence
-    if trace_context:
-        extra["trace_context"] = trace_context
+    if forwards_trace and (context := trace_context(request.context)):
+        extra["trace_context"] = context
     if takes_parameters:
         if parameters := getattr(request, "parameters", None):
             extra["parameters"] = parameters

@@ -387,7 +387,7 @@ async def test_parameters_and_timeout_of_a_request_reach_user_code() -> None:
         sent, come = (request(engine.engine.model("m"), 1, ListSink()) for _ in range(2))
         sent.parameters, sent.timeout_us = {"mine": 3}, 11_000_000_000
 
-        read_submit(come, write_submit(sent, 0, extra_properties(sent, takes_parameters=True, trace_context=None)))
+        read_submit(come, write_submit(sent, 0, extra_properties(sent, takes_parameters=True, forwards_trace=False)))
 
     assert (come.parameters, come.timeout_us) == ({"mine": 3}, 11_000_000_000)
 
