@@ -129,8 +129,8 @@ def _caller(shared: GrpcShared, message: bytes) -> Feed:
     connection.data_received(frames.PREFACE + wide + widen)
     encoder = Encoder()
     fields = [
-        (":method", "POST"), (":scheme", "http"), (":path", TRITON_SERVICE + "ModelInfer"), (":authority", "localhost:8001"),
-        ("te", "trailers"), ("content-type", "application/grpc"),
+        (":method", "POST"), (":scheme", "http"), (":path", TRITON_SERVICE + "ModelInfer"),
+        (":authority", "localhost:8001"), ("te", "trailers"), ("content-type", "application/grpc"),
     ]  # fmt: skip
     # once the fields are in the table, the block is always the same
     blocks, ids = chain([encoder.encode(fields)], repeat(encoder.encode(fields))), count(1, 2)
