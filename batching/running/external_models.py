@@ -124,9 +124,9 @@ class _SampleRun:
     def on_not_run(self, batch: Batch) -> None:
         """Do nothing: `on_down` reports what is wrong."""
 
-    def on_down(self, failure: InferError, *, hopeless: bool) -> None:
+    def on_down(self, failure: InferError, *, permanently: bool) -> None:
         """Fail with `failure` if requests are unanswered, or in any case if `permanent`."""
-        if not self.done.done() and (hopeless or self._unanswered):
+        if not self.done.done() and (permanently or self._unanswered):
             self.done.set_exception(failure)
 
     def on_up(self) -> None:

@@ -37,7 +37,7 @@ class Elsewhere:
     the return after a death.
     """
 
-    def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
+    def __init__(self, plan: Callable[[], str], permanently: bool = False, turns: int = 3) -> None:
         self.takes: ExecutorCallbacks | None = None
         self.begun: list[list[str]] = []
         self.abandoned: list[str] = []
@@ -45,7 +45,7 @@ class Elsewhere:
         self.closed = False
         self.most = 0
         self._plan = plan
-        self._hopeless = hopeless
+        self._permanently = permanently
         self._turns = turns
         self._running = 0
 
@@ -114,9 +114,9 @@ class Elsewhere:
     def _down(self) -> None:
         assert self.takes is not None
         takes = self.takes
-        takes.on_down(InferError(Code.NOT_READY, "gone"), hopeless=False)
-        if self._hopeless:
-            self._soon(2, lambda: takes.on_down(InferError(Code.NOT_READY, "will not come back"), hopeless=True))
+        takes.on_down(InferError(Code.NOT_READY, "gone"), permanently=False)
+        if self._permanently:
+            self._soon(2, lambda: takes.on_down(InferError(Code.NOT_READY, "will not come back"), permanently=True))
         else:
             self._soon(5, takes.on_up)
 
@@ -410,7 +410,7 @@ def test_an_iterative_request_may_be_canceled_between_iterations() -> None:
 
 
 def test_no_sequence_begins_on_an_executor_that_never_returns() -> None:
-    first = Elsewhere(lambda: "die", hopeless=True)
+    first = Elsewhere(lambda: "die", permanently=True)
     second = Elsewhere(lambda: "answer")
     ledger = Ledger()
 
@@ -443,7 +443,7 @@ def test_a_request_that_was_not_begun_runs_on_another_executor() -> None:
 
 def test_requests_returned_by_a_dead_executor_run_on_another_that_was_busy() -> None:
     plans = iter(["unbegun"])
-    first, second = Elsewhere(lambda: next(plans, "answer"), hopeless=True), Elsewhere(lambda: "answer")
+    first, second = Elsewhere(lambda: next(plans, "answer"), permanently=True), Elsewhere(lambda: "answer")
 
     async def scene(engine: Engine, model: Model) -> None:
         found = await asyncio.gather(*(engine.infer(model, x(each)) for each in range(8)))
@@ -456,7 +456,7 @@ def test_requests_returned_by_a_dead_executor_run_on_another_that_was_busy() -> 
 
 def test_waiting_requests_fail_when_no_executor_will_return() -> None:
     plans = iter(["die"])
-    outside = Elsewhere(lambda: next(plans, "answer"), hopeless=True)
+    outside = Elsewhere(lambda: next(plans, "answer"), permanently=True)
 
     async def scene(engine: Engine, model: Model) -> None:
         found = await asyncio.gather(*(engine.infer(model, x(each)) for each in range(6)), return_exceptions=True)
