@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
-from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions, Submitter
 from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.stream import open_stream
 
@@ -32,7 +32,7 @@ class DecoupledRequest(NamedTuple):
 
 
 async def stream_answers(
-    engine: Any, model: Model, decoupled_request: DecoupledRequest, statistics: AnswerStatistics
+    engine: Submitter, model: Model, decoupled_request: DecoupledRequest, statistics: AnswerStatistics
 ) -> AsyncGenerator[Answer, None]:
     """Submit a request, and yield and count its answers. Close it if not all are taken. Raises: InferError."""
     inputs = to_inputs(decoupled_request.inputs, model.signature)
