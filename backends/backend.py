@@ -57,7 +57,7 @@ class Binding(Protocol):
 class OverlappingBinding(Binding, Protocol):
     """A Binding whose run is begun and ended separately, so that another's copies and run overlap with it.
 
-    `run` is `begin` followed by `end`. At most one run is begun and not ended. It may have `ended() -> bool`, which
+    `run` is `begin` followed by `end`. At most one run is begun and not ended. It may have `is_done() -> bool`, which
     tells whether `end` would return, or raise, at once.
     """
 
