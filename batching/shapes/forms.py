@@ -155,7 +155,7 @@ class ShapeValuesForm:
 class Forms:
     """The Forms of one model.
 
-    `has_value_keys`: requests share a batch only if certain values are equal (admission.values_key).
+    `has_value_keys`: requests share a batch only if certain values are equal (request_checks.values_key).
     Threads: read-only, except for the contents of `output_store`.
     """
 
