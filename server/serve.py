@@ -31,8 +31,7 @@ from .isolated.loader import with_isolated
 from .listening.listener import Port
 from .listening.ports import make_grpc_port, make_http_port, make_metrics_port, share_totals, share_unread_limit
 from .listening.sockets import StartError
-from .options.cache_config import parse as parse_cache
-from .options.sharing import make_devices
+from .options.sharing import make_devices, parse_cache
 from .options.start_checks import start_problems
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
@@ -49,7 +48,7 @@ from .repository.transitions import OpensModels
 from .settings import Settings
 from .telemetry.observability import Observability, make_metrics
 from .telemetry.page import make_metrics_app
-from .v2.control import EXTENSIONS, control_routes
+from .v2.control import EXTENSIONS, ControlEndpoints
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
 from .v2.inference import Inference
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
 
-    from .grpc.listening import GrpcListener
+    from .grpc.connection import GrpcListener
     from .grpc.method import Method
     from .hooks.runner import Hooks
     from .http.service import Service
@@ -115,7 +114,7 @@ class Server:
         defaults = replace(defaults, links_folder=self.clouds.links_folder)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
-        self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
+        self.health = Health(self.repository.ready, self.engine, strict=settings.strict_readiness)
         self.observability = Observability(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None
@@ -176,9 +175,9 @@ class Server:
         """Return the control plane's application."""
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
-        control = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
-        extensions = (repository, self.observability, self.shared_memory, generate)
-        app = make_app((*(route for each in extensions for route in each.routes()), *control), pages=True)
+        control = ControlEndpoints(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
+        endpoints = (repository, self.observability, self.shared_memory, generate, control)
+        app = make_app((route for each in endpoints for route in each.routes()), pages=True)
         app.state.restricted = self.observability.http_restricted
         return app
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.grpc.access import LoggedCall, LoggedCompressingCall, logged_methods
-from penstock.server.grpc.connection import GrpcShared
-from penstock.server.grpc.listening import GrpcListener
+from penstock.server.grpc.connection import GrpcListener, GrpcShared
 from penstock.server.http.access import LoggedFastLane
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.service import HttpShared, Service
@@ -91,9 +90,8 @@ def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
 
 def make_shared(settings: Settings, service: Service, dialect: Dialect) -> HttpShared:
     """Make the shared state of the connections to a dialect's Service."""
-    shared = HttpShared(service, settings.limits(), uppercase=dialect.names_server)
-    shared.format_error = dialect.error_response
-    return shared
+    limits, format_error = settings.limits(), dialect.error_response
+    return HttpShared(service, limits, uppercase=dialect.names_server, format_error=format_error)
 
 
 def make_listener(

@@ -24,7 +24,7 @@ from penstock.server.tracing.trace import TraceSink
 from penstock.server.tracing.tracer import Tracer
 from penstock.server.v2.logging_settings import LogSettings
 from penstock.server.v2.routes import Route
-from penstock.server.v2.tracing import TraceSettings
+from penstock.server.v2.trace_settings import TraceSettings
 
 from .hardware import Hardware, SamplingPlan
 from .metrics import Metrics, labels_of
@@ -50,7 +50,7 @@ class Observability:
             importlib.import_module("penstock.server.tracing.otlp")
         self._tracer = Tracer(config, engine, open_sink)
         self.context_for = self._tracer.context_for
-        self.traces = TraceSettings(config, self._tracer, engine)
+        self.traces = TraceSettings(config, self._tracer, engine.model)
         self.logging = LogSettings(settings)
         self.http_restricted = RestrictedApis.parse(settings.http_restricted_api)
         self.grpc_restricted = RestrictedApis.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)

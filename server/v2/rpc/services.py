@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.grpc.method import Method
-from penstock.server.restricted import RestrictedApis, restricted_methods
+from penstock.server.restricted import TRITON_SERVICE, RestrictedApis, restricted_methods
 
 from .calls import Tasks
-from .control import SERVICE, RepositoryRpcs, ServerRpcs
+from .control import RepositoryRpcs, ServerRpcs
 from .extensions import MemoryRpcs, SettingsRpcs
 from .health import HealthRpcs
-from .infer import ModelInfer
 from .inference import RpcInference
+from .model_infer import ModelInfer
 from .reflection import Reflection
 from .stream import ModelStreamInfer
 from .ticker import Ticker
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.server.v2.regions import Regions
     from penstock.server.v2.repository import LoadsModels
     from penstock.server.v2.system_regions import SystemRegions
-    from penstock.server.v2.tracing import TraceSettings
+    from penstock.server.v2.trace_settings import TraceSettings
 
     from .control import Configurations
 
@@ -94,4 +94,7 @@ def _inference(parts: InferenceDependencies, ticker: Ticker, tasks: Tasks) -> tu
     inference = RpcInference(parts.engine, parts.hooks_of, parts.regions, parts.forwarding)
     infer = ModelInfer(inference, tasks)
     stream = ModelStreamInfer(inference, parts.health, ticker)
-    return Method(SERVICE + "ModelInfer", infer.begin), Method(SERVICE + "ModelStreamInfer", streaming=stream.open)
+    return (
+        Method(TRITON_SERVICE + "ModelInfer", infer.begin),
+        Method(TRITON_SERVICE + "ModelStreamInfer", streaming=stream.open),
+    )
