@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from .yaml_nodes import YamlNode
 
 LATER = (
-    "an API of Cortex 0.12 or later is not served, only models with the request handlers of 0.9 and 0.10: "
-    'docs/cortex.md, "Later versions", says how to bring one'
+    "APIs of Cortex 0.12 or later are not supported, only models with the request handlers of 0.9 and 0.10: "
+    'docs/cortex.md, "Later versions", describes how to migrate them'
 )
 _KINDS = ("SyncAPI", "RealtimeAPI", "BatchAPI", "AsyncAPI", "TaskAPI", "APISplitter", "TrafficSplitter")
 _WITHOUT_KIND = "predictor"

@@ -117,7 +117,7 @@ class CortexRepository(Repository):
             self._valid_projects[path] = project
             self._reported_findings.pop(path, None)
             for api in project.apis:
-                logger.info("api %s of %s is asked at POST %s", api.name, project.deployment, api.endpoint)
+                logger.info("api %s of %s is served at POST %s", api.name, project.deployment, api.endpoint)
         elif self._reported_findings.get(path) != project.findings:
             self._reported_findings[path] = project.findings
             self._report(project.findings)

@@ -49,7 +49,7 @@ def unusable_message(names: Iterable[str]) -> str:
     """Return why none of the folders is usable."""
     paths = set(names)
     reasons = [
-        f"{folder or '.'}/{GRAPH_FILE} is there without {' and '.join(missing_files(paths, folder))}"
+        f"{folder or '.'}/{GRAPH_FILE} exists without {' and '.join(missing_files(paths, folder))}"
         for folder in _folders(paths)
     ]
     return "\n".join([EXPECTED_STRUCTURE, *sorted(reasons)[:5]])

@@ -28,7 +28,7 @@ class BuiltIn:
         return {
             "id": "0",
             "name": "deepaas-test",
-            "description": "This is not a model: it stands here because no other was found, and the API can be tried.",
+            "description": "This is not a model but a placeholder, for trying the API: no model was found.",
             "author": "Alvaro Lopez Garcia",
             "version": "0.0.1",
             "url": "https://github.com/indigo-dc/DEEPaaS/",

@@ -157,7 +157,7 @@ def _check(mapping: GraphMapping, node: GraphNode) -> None:
     """Report what cannot be intended."""
     count = len(node.children)
     if node.implementation == ABTEST and count != 2:
-        mapping.mistake(f"{ABTEST} chooses between two children, and there {'is' if count == 1 else 'are'} {count}")
+        mapping.mistake(f"{ABTEST} chooses between two children, but there {'is' if count == 1 else 'are'} {count}")
     if node.implementation in BUILT_IN:
         return
     calls = (

@@ -246,7 +246,7 @@ MISTAKES = {
     ),
     "ab test of one": (
         "graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  children: [{name: m}]\n",
-        "graph.yaml:1: node 'r': RANDOM_ABTEST chooses between two children, and there is 1",
+        "graph.yaml:1: node 'r': RANDOM_ABTEST chooses between two children, but there is 1",
     ),
     "ratio": (
         ("graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  parameters:\n  - {name: ratioA, value: '2'}\n"
