@@ -6,7 +6,7 @@ import base64
 import time
 from typing import Any
 
-from marshmallow import fields, validate
+from marshmallow import Schema, fields, validate
 
 _PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
@@ -19,7 +19,8 @@ class BuiltIn:
 
     schema = {  # noqa: RUF012 - as users write it
         "date": fields.Date(),
-        "labels": fields.List(fields.Nested({"label": fields.Str(), "probability": fields.Float()})),
+        # a class, since a list of `Nested` dicts fails in marshmallow 3.13
+        "labels": fields.List(fields.Nested(Schema.from_dict({"label": fields.Str(), "probability": fields.Float()}))),
         "data": fields.Str(),
     }
 
