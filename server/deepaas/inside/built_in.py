@@ -19,7 +19,7 @@ class BuiltIn:
 
     schema = {  # noqa: RUF012 - as users write it
         "date": fields.Date(),
-        # a class, since a list of `Nested` dicts fails in marshmallow 3.13
+        # a class: `Nested` takes dicts only since marshmallow 3.15
         "labels": fields.List(fields.Nested(Schema.from_dict({"label": fields.Str(), "probability": fields.Float()}))),
         "data": fields.Str(),
     }

@@ -355,7 +355,7 @@ class TestTrainings:
 class TestBuiltIn:
     def test_the_built_in_model_s_schema_is_one_that_every_marshmallow_3_loads(self) -> None:
         nested = BuiltIn.schema["labels"].inner.nested
-        assert isinstance(nested, type)  # in a list, 3.13 does not accept a dict
+        assert isinstance(nested, type)  # `Nested` takes dicts only since 3.15
 
     def test_the_built_in_model_predicts_in_the_accepted_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, BuiltIn())
