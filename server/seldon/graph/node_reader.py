@@ -160,6 +160,8 @@ def _check(mapping: GraphMapping, node: GraphNode) -> None:
         mapping.mistake(f"{ABTEST} chooses between two children, but there {'is' if count == 1 else 'are'} {count}")
     if node.implementation in BUILT_IN:
         return
+    if (not node.type and "type" in mapping.values) or node.methods - {*METHODS}:
+        return  # a mistake that is reported, and what it calls is not known
     calls = (
         node.input_endpoint is not None
         or node.is_router

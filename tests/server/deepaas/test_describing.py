@@ -143,7 +143,7 @@ def test_nested_schemas_are_defined_once_and_differing_ones_are_numbered() -> No
 
 def test_fields_of_a_schema_are_in_the_order_of_declaration_with_any_marshmallow() -> None:
     class Unordered(marshmallow.Schema):
-        set_class = set  # as before marshmallow 3.26
+        set_class: Any = set  # as before marshmallow 3.26
 
     names = [f"a{at}" for at in range(20)]
     schema = Unordered.from_dict({name: fields.Bool() for name in names})(exclude=["a7"])

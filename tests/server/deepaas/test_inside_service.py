@@ -354,8 +354,8 @@ class TestTrainings:
 
 class TestBuiltIn:
     def test_the_built_in_model_s_schema_is_one_that_every_marshmallow_3_loads(self) -> None:
-        nested = BuiltIn.schema["labels"].inner.nested
-        assert isinstance(nested, type)  # `Nested` takes dicts only since 3.15
+        labels: Any = BuiltIn.schema["labels"]
+        assert isinstance(labels.inner.nested, type)  # `Nested` takes dicts only since 3.15
 
     def test_the_built_in_model_predicts_in_the_accepted_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, BuiltIn())

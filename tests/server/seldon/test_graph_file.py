@@ -274,6 +274,13 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["bad type", "bad method"])
+def test_a_word_that_is_not_known_is_the_only_mistake_reported(tmp_path: Path, name: str) -> None:
+    deployment = made(tmp_path, MISTAKES[name][0], ["m/Model"])
+
+    assert [line for line in told(deployment) if "not one of" not in line] == []
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_in_a_graph_file_are_reported_with_their_line(tmp_path: Path, name: str) -> None:
     text, wanted = MISTAKES[name]
