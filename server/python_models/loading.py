@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -82,12 +83,12 @@ class PythonModels:
         """Start a worker for each of the given Instances, each a group and a name."""
         codec = BatchCodec(spec, self._server.context_for)
         orders = [_make_order(spec, interpreter, instance, None, group) for group, instance in instances]
-        hosts = [PythonModelHost(order, codec, self._upcalls_factory(order), spec.worker.timeout_s) for order in orders]
+        hosts = [
+            PythonModelHost(order, codec, partial(Upcalls, self._server, order.log_fields), spec.worker.timeout_s)
+            for order in orders
+        ]
         await start_all(hosts)
         return OpenedVersion(spec, list(hosts), PYTHON)
-
-    def _upcalls_factory(self, order: Order) -> Any:
-        return lambda worker, requests: Upcalls(worker, self._server, order.log_fields, requests)
 
     async def _complete_config(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Run the model's code to complete its configuration, and read the spec from the result. Raises: InferError."""
@@ -98,7 +99,7 @@ class PythonModels:
             upcalls.on_message(kind, number, body, arrays)
 
         worker = Worker(order, on_message=on_message)
-        upcalls = Upcalls(worker, self._server, order.log_fields)
+        upcalls = Upcalls(self._server, order.log_fields, worker)
         try:
             body, _ = await worker.ready
         except NotStartedError as error:
