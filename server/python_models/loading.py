@@ -17,9 +17,10 @@ import orjson
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.external_models import OpenedVersion, active_groups, complete_external
 from penstock.server.repository.completed_config import complete_config, to_json
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import parse_json
-from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.repository.scan import read_folder
 from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import start_all
 from penstock.server.workers.worker import Worker

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.batching.spec import ModelSpec
+from penstock.server.protobuf import model_config_pb2
 
 from . import isolated, placing, python, tensorflow
 from .defaults import Defaults
@@ -32,11 +33,9 @@ from .names import (
     version_folder_text,
 )
 from .parsed_config import ParsedConfig, make_spec, merge
-from .pbtxt import model_config_pb2, parse
+from .pbtxt import parse
 from .penstock_toml import NATIVE_FILE, read_toml
 from .versions import VERSION, choose_versions, list_versions, locate_version, set_policy
-
-__all__ = ["CONFIG_FILE", "Defaults", "ModelEntry", "list_names", "locate", "read_folder", "read_model", "scan"]
 
 CONFIG_FILE = "config.pbtxt"
 

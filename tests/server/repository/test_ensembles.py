@@ -9,8 +9,9 @@ import pytest
 from penstock.backends.loading import LOADERS
 from penstock.batching.spec import EnsembleSpec, Step
 from penstock.server.repository.check import check
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.load_order import sort_by_dependency
-from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.repository.scan import read_folder
 from penstock.server.repository.states import ModelRecord, ModelState
 from tests.clients.ensembles import CHAIN, config, step, write_ensemble, write_models
 from tests.server.repository.configs import read_text

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.completed_config import complete_config, to_json
 from penstock.server.repository.fields.instances import MISSING_GPU
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.pbtxt import model_config_pb2
 from tests.server.repository.configs import parse_text, read_values
 
 
