@@ -27,6 +27,8 @@ from .scopes import own_nodes
 _MAX_CALLS = 64
 """The most calls between functions of the file: none is called in a comprehension, so a hook makes no more."""
 _MAX_EXPONENT = 4
+_MAX_REPEATED_MEMBERS = 64
+"""The most members of a global that may be written as text for each item of a comprehension."""
 
 _CONSTANT_TIME_BUILTINS = frozenset(
     ("abs", "bool", "complex", "divmod", "float", "int", "isinstance", "len", "ord", "chr", "round", "str")
@@ -269,10 +271,14 @@ class _FunctionAnalysis:
                 self._reject_repeated(owner)
 
     def _reject_repeated(self, *nodes: ast.AST) -> None:
-        """Reject the use of whole locals, which may be as large as the sample, for each item of a comprehension."""
-        names = {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
-        if self._comprehension_names and names & self._locals.difference(self._comprehension_names):
-            raise _NotProvenError
+        """Reject the use of whole locals and of large globals, not of their items, for each item of a comprehension."""
+        parts = [each for node in nodes for each in ast.walk(node) if self._comprehension_names]
+        owners = [each.value for each in parts if isinstance(each, ast.Subscript) and type(each.slice) is not ast.Slice]
+        names = [each for each in parts if isinstance(each, ast.Name) and each.id not in self._comprehension_names]
+        for name in names:
+            is_small = count_members(self._globals.get(name.id)) <= _MAX_REPEATED_MEMBERS
+            if name.id in self._locals or not (is_small or name in owners or self._module(name)):
+                raise _NotProvenError
 
     def _function(self, name: str, node: ast.Call) -> None:
         if name in self._globals:

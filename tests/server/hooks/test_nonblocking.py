@@ -51,6 +51,7 @@ def is_nonblocking_source(source: str) -> bool:
         "return [value ** 2 for value in sample]",
         "return [f'{value:.2f} {labels[0]}' for value in sample if str(value) != value.lower()]",
         "return [(value - sample[0]) / len(sample) for value in sample]",
+        "return [f'{many[at]}: {value:.2f}' for at, value in enumerate(sample)]",
         "return {name: round(float(value), 4) for name, value in zip(labels, sample[0])}",
         "return sorted(zip(sample[0].tolist(), labels), reverse=True)[:2]",
         "out = []\n    out.append(sample['a'])\n    return np.array(out, dtype=np.float32)",
@@ -68,6 +69,7 @@ def test_a_hook_that_only_computes_and_looks_up_values_is_nonblocking(body: str)
 import math
 import numpy as np
 labels = ["a", "b", "c"]
+many = list(range(1000))
 mean = np.array([0.5, 0.25])
 def scaled(value, by=2.0):
     return value * by
@@ -102,6 +104,8 @@ def hook(sample, metadata):
         "return ['%s of %s' % (value, sample) for value in sample]",
         "return ['{} of {}'.format(value, sample) for value in sample]",
         "return [value.join(sample) for value in sample]",
+        "return [f'{value} of {many}' for value in sample]",
+        "return [many.index(value) for value in sample]",
         "return [sample.copy() for _ in sample]",
         "return [sample['rows'].index(value) for value in sample['values']]",
         "return sample['base'] ** sample['n']",
@@ -150,6 +154,7 @@ from textwrap import dedent as foreign
 import types
 labels = ["a"]
 huge = np.zeros(100_000)
+many = list(range(1000))
 log = logging.getLogger()
 requests_like = types.SimpleNamespace(get=str)
 class Thing: pass
