@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
 
-    from .grpc.listening import GrpcListener
+    from .grpc.connection import GrpcListener
     from .grpc.method import Method
     from .hooks.runner import Hooks
     from .http.service import Service
@@ -114,7 +114,7 @@ class Server:
         defaults = replace(defaults, links_folder=self.clouds.links_folder)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
-        self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
+        self.health = Health(self.repository.ready, self.engine, strict=settings.strict_readiness)
         self.observability = Observability(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None
