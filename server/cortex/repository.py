@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.address import is_remote
 from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, MistakesError, log_findings
-from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, ModelEntry
+from penstock.server.repository.scan import ModelEntry
 
 from .api import Api
 from .entries import entry_of

@@ -17,8 +17,8 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import InstanceGroup, ModelSpec, WorkerSpec
 from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.environments.environments import Environments
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, MistakesError
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 from .installed import NAMESPACE, Installed, installed_in

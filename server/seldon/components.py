@@ -14,9 +14,9 @@ from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Worker
 from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.repository.address import is_remote
 from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 from . import parameters

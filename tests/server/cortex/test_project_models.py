@@ -217,7 +217,7 @@ class TestArchive:
             archive.writestr("@", "")
         (tmp_path / "m.zip").write_bytes((tmp_path / "m.zip").read_bytes().replace(b"@", b"\0"))  # ends a name
 
-        with pytest.raises(ModelError, match=r"^m\.zip: cannot be unpacked: "):
+        with pytest.raises(ModelError, match="holds '', which is not a path inside it"):
             models.find(api(tmp_path, "m.zip"))
 
     @given(text=st.binary(max_size=200), cut=st.integers(0, 400))

@@ -11,8 +11,8 @@ import pytest
 from penstock.server.deepaas import entries, installed
 from penstock.server.deepaas.entries import BUILT_IN, EXTRA_PACKAGES, Entries, Target, parse_target
 from penstock.server.deepaas.installed import Installed, installed_in
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import MistakesError
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.server import cli
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import MistakesError
-from penstock.server.repository.scan import Defaults
 from penstock.server.seldon.check import check_components
 from penstock.server.seldon.components import ComponentRepository, Components
 from penstock.server.seldon.parameters import BadParameterError, read
