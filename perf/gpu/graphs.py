@@ -11,6 +11,7 @@ import uvloop
 
 from penstock.backends.cuda import find_runtime, unavailable_reason
 from penstock.backends.loading import load_onnx
+from penstock.backends.onnx_cuda_binding import CudaBinding
 
 from .bindings import bind_rows, draw_inputs, fill, prepare
 from .context import CheckContext
@@ -66,6 +67,8 @@ def _graph_memory_row(context: CheckContext, variant: Variant) -> Row:
             bind_rows(context, variant, backend, max(CAPTURED)),
             draw_inputs(backend, variant, max(CAPTURED)),
         )
+        if not isinstance(binding, CudaBinding):
+            raise TypeError(f"{type(binding).__name__} captures no graphs")
         feeds = [[each[:rows] for each in inputs] for rows in sorted(CAPTURED, reverse=True)]
         for feed in feeds:
             fill(binding, feed)
