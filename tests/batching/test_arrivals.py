@@ -102,6 +102,19 @@ async def test_requests_are_enqueued_at_once_if_the_policy_considers_each_one_se
         await house.sink.holds(4)
 
 
+async def test_a_turn_whose_requests_were_all_canceled_queues_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with housed() as house:
+        model = await house.load()
+        house.come(model)
+        canceled = house.come(model)
+        house.engine.cancel(canceled)
+        await house.sink.holds(2)
+        await asyncio.sleep(0)
+
+        assert house.rows_run == [1]
+        assert caplog.records == []
+
+
 async def test_requests_that_do_not_fit_the_queue_together_are_still_served_one_by_one() -> None:
     async with housed() as house:
         model = await house.load(max_queue_requests=2, max_batch_rows=1, cap_rows=1)

@@ -185,7 +185,9 @@ class TestInfer:
         assert plain.as_numpy("y").tolist() == row.tolist()
 
     def test_a_forwarded_header_that_is_not_reserved_is_accepted(self, client: Any) -> None:
-        assert client.infer("simple", pair(), headers={"my-name": "x"}).as_numpy("OUTPUT0") is not None
+        result = client.infer("simple", pair(), headers={"my-name": "x"})
+
+        assert np.array_equal(result.as_numpy("OUTPUT0"), client.infer("simple", pair()).as_numpy("OUTPUT0"))
 
     def test_a_model_without_sequences_ignores_sequence_parameters(self, client: Any) -> None:
         for sequence in (5, "five"):

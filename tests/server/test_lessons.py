@@ -171,7 +171,7 @@ def test_a_shared_memory_key_cannot_name_another_file(live: Live, key: str) -> N
 def test_a_path_on_the_control_plane_cannot_reach_a_file(live: Live, path: str) -> None:
     answer = talk(live, f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
 
-    assert answer.split(b" ", 2)[1] in {b"400", b"404"}
+    assert answer.split(b" ", 2)[1] == b"404"
     assert b"root:" not in answer
 
 
@@ -396,7 +396,8 @@ def test_an_overflowing_or_invalid_shape_is_rejected(live: Live, shape: list[Any
 def test_tensors_without_elements_cause_no_division_by_zero(live: Live, shape: list[int]) -> None:
     answer = infer(live, entry(shape=shape, data=[]))
 
-    assert answer.status_code in {200, 400}
+    assert answer.status_code == 200
+    assert answer.json()["outputs"][0]["shape"] == shape
 
 
 def test_cancelled_requests_are_released_exactly_once(live: Live) -> None:
@@ -479,8 +480,10 @@ def test_integer_parameters_beyond_64_bits_are_rejected(live: Live, name: str, v
 
 @pytest.mark.parametrize("value", [2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)])
 @pytest.mark.parametrize("name", ["timeout", "priority", "sequence_id"])
-def test_the_largest_and_smallest_integer_parameters_cause_no_internal_error(live: Live, name: str, value: int) -> None:
-    assert infer(live, {**document(ONE), "parameters": {name: value}}).status_code in {200, 400, 501}
+def test_integer_parameters_are_accepted_up_to_64_bits_and_rejected_below_zero(
+    live: Live, name: str, value: int
+) -> None:
+    assert infer(live, {**document(ONE), "parameters": {name: value}}).status_code == (200 if value > 0 else 400)
 
 
 @pytest.mark.parametrize("version", ["9223372036854775808", "99999999999999999999999", "0" * 5000 + "9"])
@@ -520,7 +523,7 @@ def test_bytes_that_are_not_a_protobuf_message_are_rejected_at_every_rpc(live: L
                 continue
             with pytest.raises(grpc.RpcError) as raised:
                 channel.unary_unary(path)(b"\xff\xff\xff garbage", timeout=30)
-            assert raised.value.code() in {grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT}, path
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT, path
             assert not [word for word in INTERNAL if word in raised.value.details()]
 
 

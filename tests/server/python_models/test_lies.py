@@ -38,11 +38,17 @@ def ask(url: str, name: str = "") -> int:
 
 
 @pytest.mark.parametrize(
-    "forged",
-    ['[19, 2, ""]', '[19, 2, "{}"]', '[19, 2, "{\\"answers\\": [5]}"]', '[20, 2, "[]"]', '[64, 1, "[]"]'],
+    ("forged", "status"),
+    [
+        ('[19, 2, ""]', 500),
+        ('[19, 2, "{}"]', 500),
+        ('[19, 2, "{\\"answers\\": [5]}"]', 500),
+        ('[20, 2, "[]"]', 503),
+        ('[64, 1, "[]"]', 503),
+    ],
 )
-def test_an_unreadable_answer_fails_only_its_batch(tmp_path: Path, forged: str) -> None:
+def test_an_unreadable_answer_fails_only_its_batch(tmp_path: Path, forged: str, status: int) -> None:
     write_model(tmp_path, "m", FORGING, ONE)
     with live_server(tmp_path) as live:
-        assert ask(live.url, forged) in {500, 503}
+        assert ask(live.url, forged) == status
         assert ask(live.url) == 200
