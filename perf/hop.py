@@ -27,6 +27,8 @@ import uvloop
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
+from penstock.batching.scheduling.request_checks import make_request
+from penstock.batching.sinks import submit_and_wait
 from penstock.batching.spec import BatchPolicy, HookSpec, ModelSpec
 from penstock.server.fronts.engine_server import EngineServer
 from penstock.server.fronts.front import FrontServer
@@ -241,7 +243,7 @@ async def _infer_us(engine: Engine | RemoteEngine, model: Model) -> float:
 
     async def ask() -> None:
         for _ in range(each):
-            await engine.infer(model, [row])
+            await submit_and_wait(engine, make_request(model, [row]))
 
     for _ in range(_ROUNDS):
         start = time.process_time_ns()

@@ -66,11 +66,13 @@ def pushback_ms(error: InferError) -> int:
 
 
 def error_body(text: str) -> bytes:
-    """Return an error body in Triton's format, with lone surrogates replaced because JSON cannot carry them.
+    """Return an error body in Triton's format, with lone surrogates replaced because JSON cannot carry them."""
+    return orjson.dumps({"error": shorten(text).encode("utf-8", "replace").decode()})
 
-    A text may quote what the client sent, so the middle of a very long one is left out.
-    """
-    if len(text) > MAX_TEXT_CHARS:
-        half = MAX_TEXT_CHARS // 2
-        text = f"{text[:half]} ... {text[-half:]}"
-    return orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
+
+def shorten(text: str) -> str:
+    """Leave out the middle of a very long text, which may quote what the client sent."""
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2
+    return f"{text[:half]} ... {text[-half:]}"

@@ -7,26 +7,25 @@ process can use that device again, so the supervisor or orchestrator must restar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .engines import ListsModels
 
 EXITING = "Server exiting"
 """Triton's text."""
 
 
-class Readiness(Protocol):
-    """The part of the Repository used here."""
-
-    def ready(self, strict: bool = True) -> bool: ...
-
-
 class Health:
-    """`strict` is --strict-readiness: ready only if every model is ready and has an Instance that can run."""
+    """`strict` is --strict-readiness: ready only if every model is ready and has an Instance that can run.
 
-    def __init__(self, repository: Readiness, engine: ListsModels, *, strict: bool = True) -> None:
-        self._repository = repository
+    `models_ready` returns whether the models are ready, by the same rule.
+    """
+
+    def __init__(self, models_ready: Callable[[bool], bool], engine: ListsModels, *, strict: bool = True) -> None:
+        self._models_ready = models_ready
         self._engine = engine
         self._strict = strict
         self.draining = False
@@ -39,6 +38,6 @@ class Health:
 
     def ready(self) -> bool:
         """Whether inference requests can be sent. Never true while draining."""
-        if self.draining or not self._repository.ready(self._strict):
+        if self.draining or not self._models_ready(self._strict):
             return False
         return not self._strict or all(model.ready for model in self._engine.models())

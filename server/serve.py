@@ -31,8 +31,7 @@ from .isolated.loader import with_isolated
 from .listening.listener import Port
 from .listening.ports import make_grpc_port, make_http_port, make_metrics_port, share_totals, share_unread_limit
 from .listening.sockets import StartError
-from .options.cache_config import parse as parse_cache
-from .options.sharing import make_devices
+from .options.sharing import make_devices, parse_cache
 from .options.start_checks import start_problems
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
 
-    from .grpc.listening import GrpcListener
+    from .grpc.connection import GrpcListener
     from .grpc.method import Method
     from .hooks.runner import Hooks
     from .http.service import Service
@@ -115,7 +114,7 @@ class Server:
         defaults = replace(defaults, links_folder=self.clouds.links_folder)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
-        self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
+        self.health = Health(self.repository.ready, self.engine, strict=settings.strict_readiness)
         self.observability = Observability(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None

@@ -21,19 +21,17 @@ from .abeja.settings import AbejaSettings
 from .deepaas.settings import DeepaasSettings
 from .options.backend_config import ONNX, default_rows
 from .options.backend_config import parse as parse_backend
-from .options.cache_config import parse as parse_cache
-from .options.cloud_settings import CLOUD_RULES, CloudSettings, settings_from_cloud
+from .options.cloud_settings import CloudSettings, parse_range, settings_from_cloud
 from .options.dialect_settings import DialectSettings, dialect_conflict
-from .options.gpu_settings import GPU_RULES, GpuSettings
+from .options.gpu_settings import GpuSettings, parse_devices, parse_limits
 from .options.grpc_settings import GrpcSettings
 from .options.http_settings import HttpSettings
 from .options.metrics_config import parse as parse_metrics
 from .options.model_settings import ModelSettings
 from .options.observability_settings import ObservabilitySettings
 from .options.process_settings import ProcessSettings
-from .options.running_settings import RunningSettings
 from .options.setting import FALSE_WORDS, PREFIX, TRUE_WORDS, Setting, shown
-from .options.sharing import parse_host_policies, parse_resources
+from .options.sharing import parse_cache, parse_host_policies, parse_resources
 from .restricted import GRPC_PREFIX, RestrictedApis
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
@@ -62,8 +60,9 @@ _RULE_PARSERS: dict[str, Callable[[Any], object]] = {
     "chaos": chaos.parse,
     "http_header_forward_pattern": Forwarding.of,
     "grpc_header_forward_pattern": Forwarding.of,
-    **CLOUD_RULES,
-    **GPU_RULES,
+    "sagemaker_safe_port_range": parse_range,
+    "default_device": parse_devices,
+    "model_load_gpu_limit": parse_limits,
 }
 
 
@@ -78,7 +77,6 @@ class Settings(
     GrpcSettings,
     HttpSettings,
     GpuSettings,
-    RunningSettings,
     ModelSettings,
 ):
     """The settings of one server, checked. Names are Triton's where the meaning is the same.

@@ -42,6 +42,7 @@ _VARIABLES = {
     "log_error": "SAGEMAKER_TRITON_LOG_ERROR",
 }
 _VERBOSE = "SAGEMAKER_TRITON_LOG_VERBOSE"
+_GPU_LIMIT = "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"
 _LEVELS = {"true": "1", "false": "0"}
 _REPEATABLE = ("model_repository", "load_model")
 """Settings that flags extend: in Triton's `serve` the script's own value is a flag, and these may be repeated."""
@@ -49,13 +50,14 @@ _ALL_MODELS = "*"
 
 
 def _count_gpus() -> int:
-    """Count the GPUs of this machine; 0 if NVML does not answer, as on a machine without a driver."""
+    """Count the GPUs of this machine; 0, with a warning, if NVML does not answer, as on a machine without a driver."""
     from penstock.server.gpus.nvml import Nvml  # only if a limit is set
 
     nvml = Nvml()
     try:
         return len(nvml.read())
-    except Exception:  # noqa: BLE001 - an NVMLError has a subclass for each reason
+    except Exception as error:  # noqa: BLE001 - an NVMLError has a subclass for each reason
+        sys.stderr.write(f"{NAME}: warning: {_GPU_LIMIT} has no effect: NVML does not report the GPUs: {error}\n")
         return 0
     finally:
         nvml.close()
@@ -117,7 +119,7 @@ def _from_environment(environ: Mapping[str, str], gpus: Callable[[], int]) -> di
     values |= {name: value for name, given in arguments.items() for value in given}
     for verbose in environ.get(_VERBOSE, "").split()[:1]:
         values["log_verbose"] = _LEVELS.get(verbose.lower(), verbose)
-    if limit := environ.get("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"):
+    if limit := environ.get(_GPU_LIMIT):
         values["model_load_gpu_limit"] = "\n".join(f"{number}:{limit}" for number in range(gpus()))
     return values
 

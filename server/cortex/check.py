@@ -14,7 +14,7 @@ from penstock.server.settings import Settings
 from .api import Api
 from .entries import finding
 from .environment import needs_of
-from .projects import Projects
+from .repository import Projects
 
 
 def check_projects(settings: Settings, *, invariance: bool = False) -> CheckReport:

@@ -22,7 +22,6 @@ from .encode import to_json
 from .errors import cortex_error, unexpected_error
 from .onnx_values import OnnxValues
 from .tensor_values import TensorValues
-from .tracking import tracked_value
 
 
 class ValueRules(Protocol):
@@ -93,6 +92,38 @@ def _encode_line(tracked: Mapping[str, Any]) -> bytes:
         except TypeError:  # a lone surrogate
             pass
     return json.dumps(tracked).encode()
+
+
+def tracked_value(tracker: Mapping[str, Any], answer: Any) -> dict[str, Any]:
+    """Return what is counted: `class`, `value`, or a `warning` with the reason if nothing is; {} for an answer of None.
+
+    Types must match exactly: a bool is not an int, and numpy's numbers are neither int nor float.
+    """
+    if answer is None:
+        return {}
+    key = tracker.get("key")
+    if key:
+        if type(answer) is not dict:
+            text = f"expected prediction to be of type dict but found '{type(answer)}'"
+            return {"warning": f"failed to track key '{key}': {text}"}
+        answer = answer.get(key)
+        if answer is None:
+            return {"warning": f"failed to track key '{key}': not found in prediction"}
+    if tracker["model_type"] == "classification":
+        if type(answer) is not str and type(answer) is not int:
+            return _type_warning("classification", "str", answer)
+        return {"class": str(answer)}
+    if type(answer) is not float and type(answer) is not int:
+        return _type_warning("regression", "float", answer)
+    try:
+        return {"value": float(answer)}
+    except OverflowError as error:
+        return {"warning": str(error)}
+
+
+def _type_warning(model_type: str, wanted: str, answer: Any) -> dict[str, Any]:
+    found = f"expected type '{wanted}' or 'int' but encountered '{type(answer)}'"
+    return {"warning": f"failed to track {model_type} prediction: {found}"}
 
 
 def conversions(description: ModelDescription) -> Conversions:

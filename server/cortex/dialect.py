@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from penstock.server.dialects import Dialect, DialectParts
 
 from .check import check_projects
-from .projects import Projects
-from .repository import CortexRepository
+from .repository import CortexRepository, Projects
 from .service import CortexService
 
 

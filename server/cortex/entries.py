@@ -20,8 +20,9 @@ from penstock.server.repository.scan import Defaults, ModelEntry
 
 from .api import Api
 from .environment import needs_of, roots_of
-from .models import MOUNT, ModelError, ModelFinder, ModelLocation
+from .models import MOUNT, ModelFinder, ModelLocation
 from .project import CONFIG
+from .saved_models import ModelError
 
 HOOK_TIMEOUT_S = 600.0
 """Cortex has no limit. After this time, no client still waits for the answer."""

@@ -19,16 +19,12 @@ from penstock.server.repository.remote import RemoteError
 
 from . import saved_models
 from .api import Api
-from .archives import ArchiveError, unpack
-from .stored_model import StoredModel
+from .remote_model import RemoteModel
+from .saved_models import ModelError
 
 MOUNT = "/mnt/project"
 """Where Cortex made a project's files available to its code. A model's path may begin with it, too."""
 _S3 = "s3://"
-
-
-class ModelError(Exception):
-    """Why an API's model is not available; a text for whoever deploys it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ class ModelFinder:
         try:
             with self._locks.setdefault(str(self.local_path(api) or api.model), threading.Lock()):
                 return self._locate(api)
-        except (ArchiveError, RemoteError) as error:
+        except RemoteError as error:
             raise ModelError(str(error)) from error
         except OSError as error:
             raise ModelError(f"{api.model}: {error.strerror or error}") from error
@@ -91,7 +87,7 @@ class ModelFinder:
         try:
             if self.local_path(api) is not None:
                 return ""
-            stamp = StoredModel(api.model).list_files()
+            stamp = RemoteModel(api.model).list_files()
         except (ModelError, RemoteError):
             stamp = ""
         if stamp:
@@ -110,14 +106,14 @@ class ModelFinder:
                 raise ModelError(f"{api.model}: is a folder; for ONNX models, the path should end in .onnx")
             return ModelLocation(path)
         if path.is_dir():
-            return _choose_location(path, list(_model_files(path)))
+            return _choose_location(path)
         if path.suffix == ".zip":
             status = path.stat()
             return self._unpack(path, str(path), f"{status.st_size} {status.st_mtime_ns} {status.st_ino}")
         raise ModelError(saved_models.EXPECTED_STRUCTURE)
 
     def _fetch(self, api: Api) -> ModelLocation:
-        stored = StoredModel(api.model)
+        stored = RemoteModel(api.model)
         stamp = stored.list_files()
         names = stored.names
         if not names:
@@ -129,15 +125,15 @@ class ModelFinder:
             needed = [name for name in names if not folder or name.startswith(f"{folder}/")]
             top = PurePosixPath(api.model).name
             copied = self._make_once(api.model, stamp, lambda into: stored.copy(needed, into / top))
-            return _choose_location(copied / top, list(_model_files(copied / top)))
+            return _choose_location(copied / top)
         if names != [""]:
             raise ModelError(f"{api.model}: is a folder; for ONNX models, the path should end in .onnx")
         file = self._make_once(api.model, stamp, lambda into: stored.copy(names, into)) / "model"
         return ModelLocation(file) if api.kind == "onnx" else self._unpack(file, api.model, f"unpacked {stamp}")
 
     def _unpack(self, archive: Path, name: str, stamp: str) -> ModelLocation:
-        made = self._make_once(name, stamp, lambda into: unpack(archive, into))
-        return _choose_location(made, list(_model_files(made)))
+        folder = self._make_once(name, stamp, lambda into: saved_models.unpack(archive, into))
+        return _choose_location(folder)
 
     def _make_once(self, name: str, stamp: str, make: Callable[[Path], object]) -> Path:
         """Return the folder made for this name and stamp, or make it, completely or not at all."""
@@ -159,7 +155,8 @@ class ModelFinder:
         return into
 
 
-def _choose_location(path: Path, names: list[str]) -> ModelLocation:
+def _choose_location(path: Path) -> ModelLocation:
+    names = list(_model_files(path))
     folder = saved_models.choose_folder(names)
     if folder is None:
         raise ModelError(saved_models.unusable_message(names))

@@ -1,25 +1,24 @@
 """Project: a folder with a cortex.yaml of Cortex 0.9 or 0.10, parsed and validated. Called by repository.py.
 
 Only that file is read: the repository checks whether models and handlers exist. Source of rules and texts: Cortex v0.9
-and v0.10, pkg/operator/api/userconfig.
+and v0.10, pkg/operator/api/userconfig; of the formats of later versions, v0.12 to v0.42, docs/.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.server.repository.findings import Finding, MistakeError, read_text
 from penstock.server.settings import nearest
+from penstock.server.yaml_nodes import YamlError, YamlNode, parse
 
 from .api import Api, Tracker
-from .later_formats import LATER, later_api
 from .paths import HEALTH_PATH, is_penstock_path
 from .yaml_mapping import YamlMapping, alternatives, quoted
-from .yaml_nodes import YamlError, YamlNode, parse
 
 CONFIG = "cortex.yaml"
 MAX_BYTES = 1 << 18
@@ -40,6 +39,11 @@ _NO_PREDICTORS = (
     "predictor APIs are not served: write the model as onnx or tensorflow, with a request_handler, "
     'or the predictor as docs/cortex.md, "Later versions", says'
 )
+_LATER = (
+    "an API of Cortex 0.12 or later is not served, only models with the request handlers of 0.9 and 0.10: "
+    'docs/cortex.md, "Later versions", says how to bring one'
+)
+_LATER_KINDS = ("SyncAPI", "RealtimeAPI", "BatchAPI", "AsyncAPI", "TaskAPI", "APISplitter", "TrafficSplitter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,8 @@ def _read_resources(file: Path, root: YamlNode, findings: list[Finding]) -> tupl
     if invalid_lines or not isinstance(root.value, list):
         text = "cortex YAML configuration files must contain a list of maps"
         raise MistakeError(Finding(file, text, invalid_lines[0] if invalid_lines else root.line))
-    if (later := later_api(resources)) is not None:
-        raise MistakeError(Finding(file, LATER, later.line))
+    if (later := _later_api(resources)) is not None:
+        raise MistakeError(Finding(file, _LATER, later.line))
     mappings: dict[str, list[YamlMapping]] = {kind: [] for kind in KINDS}
     for number, node in enumerate(resources):
         mapping = YamlMapping(file, node, (), findings)
@@ -107,6 +111,20 @@ def _read_resources(file: Path, root: YamlNode, findings: list[Finding]) -> tupl
     ]
     _reject_duplicates(apis)
     return deployment, tuple(api for _, api in apis)
+
+
+def _later_api(resources: Iterable[YamlNode]) -> YamlNode | None:
+    """Return the first resource that only a later version can have. All are known to be maps."""
+    return next((node for node in resources if isinstance(node.value, dict) and _is_later(node.value)), None)
+
+
+def _is_later(keys: dict[str, YamlNode]) -> bool:
+    kind, predictor = keys.get("kind"), keys.get("predictor")
+    if kind is None:
+        return predictor is not None  # some of these versions have neither deployments nor kinds
+    # the predictor of 0.10 and 0.11 is a module and has no type
+    typed = predictor is not None and isinstance(predictor.value, dict) and "type" in predictor.value
+    return kind.unwrapped in _LATER_KINDS or typed
 
 
 def _read_deployment(file: Path, root: YamlNode, mappings: list[YamlMapping], findings: list[Finding]) -> str:

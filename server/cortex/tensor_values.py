@@ -98,14 +98,14 @@ class TensorValues:
         if len(self._inputs) == 1 and isinstance(value, list | tuple | np.ndarray):
             value = {next(iter(self._inputs)): value}
         arrays: dict[str, Array] = {}
-        for name, tensor_info in self._checked_items(value):
+        for name, member in self._checked_items(value):
             try:
                 found = self._inputs.get(name)
             except TypeError as error:  # an unhashable key
                 raise unexpected_error(str(error)) from error
             if found is None:
                 raise unexpected_error(repr(name))
-            arrays[name] = found.convert(tensor_info)
+            arrays[name] = found.convert(member)
         if self._batched:
             self._check_row_counts(arrays)
         return [arrays.get(name) for name in self._order]
@@ -188,8 +188,8 @@ def _json_number(value: float) -> Any:
 
 def _base64_list(array: Array) -> list[str]:
     return [
-        base64.b64encode(tensor_info.encode() if isinstance(tensor_info, str) else tensor_info).decode()
-        for tensor_info in array.tolist()
+        base64.b64encode(element.encode() if isinstance(element, str) else element).decode()
+        for element in array.tolist()
     ]
 
 
@@ -200,7 +200,7 @@ def _complex_list(array: Array) -> list[Any]:
 
 _FLATTENERS: Mapping[str, tuple[str, Callable[[Array], list[Any]]]] = {
     "DT_INT32": ("intVal", np.ndarray.tolist),
-    "DT_INT64": ("int64Val", lambda array: [str(tensor_info) for tensor_info in array.tolist()]),
+    "DT_INT64": ("int64Val", lambda array: [str(element) for element in array.tolist()]),
     "DT_FLOAT": ("floatVal", _float32_list),
     "DT_DOUBLE": ("doubleVal", _float64_list),
     "DT_STRING": ("stringVal", _base64_list),

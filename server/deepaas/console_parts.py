@@ -23,7 +23,7 @@ nav ul { display: flex; flex-wrap: wrap; gap: 0 1rem; list-style: none; padding:
 """
 SCRIPT = """
 "use strict";
-const made = (name, text) => Object.assign(document.createElement(name), {textContent: text || ""});
+const element = (name, text) => Object.assign(document.createElement(name), {textContent: text || ""});
 
 function valueOf(field) {
   const kind = field.dataset.kind, text = field.value;
@@ -46,36 +46,36 @@ function request(form) {
       if (place === "form") { body.append(field.name, each); hasForm = true; } else query.append(field.name, each);
     }
   }
-  const sent = {method: "POST", headers};
-  if (hasForm) sent.body = body;
+  const options = {method: "POST", headers};
+  if (hasForm) options.body = body;
   else if (Object.keys(json).length) {
-    sent.body = JSON.stringify(json);
+    options.body = JSON.stringify(json);
     headers["Content-Type"] = "application/json";
   }
-  const asked = query.toString();
-  return [form.action + (asked ? "?" + asked : ""), sent];
+  const search = query.toString();
+  return [form.action + (search ? "?" + search : ""), options];
 }
 async function show(form, answer) {
   const output = form.querySelector("output"), type = answer.headers.get("Content-Type") || "";
-  const parts = [made("p", answer.status + " " + answer.statusText + (type ? ", " + type : ""))];
+  const parts = [element("p", answer.status + " " + answer.statusText + (type ? ", " + type : ""))];
   if (/json|^text\\//.test(type)) {
     const text = await answer.text();
     let shown = text;
     try {
-      const said = JSON.parse(text);
-      shown = JSON.stringify(said, null, 2);
-      if (form.action.endsWith("/train/") && said.uuid) {
-        const link = made("a", "Follow this training");
-        link.href = form.action + encodeURIComponent(said.uuid) + "/page";
+      const parsed = JSON.parse(text);
+      shown = JSON.stringify(parsed, null, 2);
+      if (form.action.endsWith("/train/") && parsed.uuid) {
+        const link = element("a", "Follow this training");
+        link.href = form.action + encodeURIComponent(parsed.uuid) + "/page";
         parts.push(link);
       }
     } catch { /* it is no JSON, and shown as it is */ }
-    parts.push(made("pre", shown));
+    parts.push(element("pre", shown));
   } else {
-    const address = URL.createObjectURL(await answer.blob()), link = made("a", "Save what it has answered");
+    const address = URL.createObjectURL(await answer.blob()), link = element("a", "Save the answer");
     link.href = address;
     link.download = form.action.split("/").slice(-3)[0];
-    if (type.startsWith("image/")) parts.push(Object.assign(made("img"), {src: address, alt: "The answer"}));
+    if (type.startsWith("image/")) parts.push(Object.assign(element("img"), {src: address, alt: "The answer"}));
     parts.push(link);
   }
   output.replaceChildren(...parts);
@@ -85,12 +85,12 @@ for (const form of document.forms) form.addEventListener("submit", async event =
   const button = form.querySelector("button"), output = form.querySelector("output");
   button.disabled = true;
   output.hidden = false;
-  output.replaceChildren(made("p", "Asked ..."));
+  output.replaceChildren(element("p", "Waiting for the answer ..."));
   try {
-    const [address, sent] = request(form);
-    await show(form, await fetch(address, sent));
+    const [address, options] = request(form);
+    await show(form, await fetch(address, options));
   } catch (error) {
-    output.replaceChildren(made("p", "No answer: " + error.message));
+    output.replaceChildren(element("p", "No answer: " + error.message));
   }
   button.disabled = false;
 });

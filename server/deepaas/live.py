@@ -23,14 +23,14 @@ pre { max-height: 60vh; overflow: auto; padding: .8rem; border: 1px solid #8888;
 <h1>Training of <span id="model"></span>: <span id="status" role="status">...</span></h1>
 <p><code id="uuid"></code></p>
 <progress id="bar" max="1" aria-label="Progress"></progress>
-<p id="told"></p>
+<p id="details"></p>
 <pre id="log" tabindex="0" aria-label="Log"></pre>
 <noscript>This page needs JavaScript; <a href="log">log</a>, <a href="progress">progress</a>.</noscript>
 <script>
 "use strict";
 const at = id => document.getElementById(id);
 const folder = location.pathname.replace(/page$/, "");
-const ask = async what => {
+const get = async what => {
   const answer = await fetch(folder + what, {cache: "no-store"});
   if (!answer.ok) throw new Error(answer.status === 404 ? "gone" : "status " + answer.status);
   return answer;
@@ -49,16 +49,16 @@ function show(now) {
   const share = now.progress ?? now.epoch_progress;
   if (share === null) at("bar").removeAttribute("value"); else at("bar").value = share;
   if (share === null && now.phase === "ended") at("bar").value = 0;
-  const told = [span(now.elapsed)];
-  if (now.progress !== null) told.push(percent(now.progress));
-  if (now.epoch !== null) told.push("epoch " + now.epoch + (now.epochs ? " of " + now.epochs : ""));
-  if (now.epoch_progress !== null) told.push(percent(now.epoch_progress) + " of it");
-  at("told").textContent = told.join(" \\u00b7 ");
+  const details = [span(now.elapsed)];
+  if (now.progress !== null) details.push(percent(now.progress));
+  if (now.epoch !== null) details.push("epoch " + now.epoch + (now.epochs ? " of " + now.epochs : ""));
+  if (now.epoch_progress !== null) details.push(percent(now.epoch_progress) + " of it");
+  at("details").textContent = details.join(" \\u00b7 ");
 }
 async function look() {
   let again = 2000;
   try {
-    const now = await (await ask("progress")).json(), log = await (await ask("log")).text();
+    const now = await (await get("progress")).json(), log = await (await get("log")).text();
     show(now);
     const box = at("log"), below = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
     if (box.textContent !== log) box.textContent = log;
@@ -66,7 +66,7 @@ async function look() {
     if (now.phase === "ended") again = 0;
   } catch (error) {
     if (error.message === "gone") again = 0;
-    at("told").textContent = error.message === "gone" ? "It is not there any more." : "No answer: " + error.message;
+    at("details").textContent = again ? "No answer: " + error.message : "This training no longer exists.";
   }
   if (again) setTimeout(look, again);
 }

@@ -12,7 +12,7 @@ from .swagger import DEFINITIONS, Json, rename_references
 
 _JSON = "application/json"
 _PREFIX = "#/components/schemas/"
-_OF_PARAMETER = ("name", "in", "required", "description", "collectionFormat", "x-nullable")
+_PARAMETER_KEYS = ("name", "in", "required", "description", "collectionFormat", "x-nullable")
 _TEXT_ANSWER = {"description": "What is wrong", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _ARGUMENT_ERRORS = {
     "type": "object", "description": "What is wrong with each argument",
@@ -42,7 +42,7 @@ _DEFINITIONS: dict[str, Json] = {
         "required": ["status", "predictions"],
     },
 }
-_OF_A_TRAINING = (
+_TRAINING_PAGES = (
     ("log", "text/plain", "What a training has written"),
     ("progress", _JSON, "How far a training is"),
     ("page", "text/html", "A page that follows a training"),
@@ -87,11 +87,11 @@ def _correct(path: str, paths: Json) -> None:
         for operation in operations.values():
             operation["responses"]["404"] = _TEXT_ANSWER
         parameters = operations["get"]["parameters"]
-        for name, content_type, summary in _OF_A_TRAINING:
-            good = {"description": summary, "content": {content_type: {"schema": {}}}}
-            responses = {"200": good, "404": _TEXT_ANSWER}
-            said = {"tags": ["models"], "summary": summary, "parameters": parameters, "responses": responses}
-            paths[f"{path}/{name}"] = {"get": said}
+        for name, content_type, summary in _TRAINING_PAGES:
+            success = {"description": summary, "content": {content_type: {"schema": {}}}}
+            responses = {"200": success, "404": _TEXT_ANSWER}
+            operation = {"tags": ["models"], "summary": summary, "parameters": parameters, "responses": responses}
+            paths[f"{path}/{name}"] = {"get": operation}
 
 
 def _answer(description: str, schema: Json) -> Json:
@@ -117,10 +117,14 @@ def _operation(operation: Json) -> Json:
     kinds = operation["produces"]
     responses = {
         status: {
-            "description": said.get("description") or "Done",
-            **({"content": {kind: _served(kind, said["schema"]) for kind in kinds}} if "schema" in said else {}),
+            "description": response.get("description") or "Done",
+            **(
+                {"content": {kind: _content(kind, response["schema"]) for kind in kinds}}
+                if "schema" in response
+                else {}
+            ),
         }
-        for status, said in operation["responses"].items()
+        for status, response in operation["responses"].items()
     }
     return {
         "tags": operation["tags"],
@@ -131,17 +135,17 @@ def _operation(operation: Json) -> Json:
     }
 
 
-def _served(kind: str, schema: Json) -> Json:
+def _content(kind: str, schema: Json) -> Json:
     """Describe the content of an answer by its content type: anything but JSON is the bytes that the model returns."""
     return {"schema": _schema(schema) if kind in (_JSON, "*/*") else {"type": "string", "format": "binary"}}
 
 
 def _parameter(parameter: Json) -> Json:
     """Describe a parameter outside the body."""
-    said: Json = {name: parameter[name] for name in ("name", "in", "description") if name in parameter}
+    copied: Json = {name: parameter[name] for name in ("name", "in", "description") if name in parameter}
     required = bool(parameter.get("required")) or parameter["in"] == "path"
     many = {"explode": parameter["collectionFormat"] == "multi"} if "collectionFormat" in parameter else {}
-    return {**said, "required": required, **many, "schema": _schema_of(parameter)}
+    return {**copied, "required": required, **many, "schema": _schema_of(parameter)}
 
 
 def _form(parameters: list[Json]) -> Json:
@@ -158,10 +162,10 @@ def _form(parameters: list[Json]) -> Json:
 
 def _schema_of(parameter: Json) -> Json:
     """Return the schema of a parameter's value."""
-    said = {name: value for name, value in parameter.items() if name not in _OF_PARAMETER}
+    swagger_schema = {name: value for name, value in parameter.items() if name not in _PARAMETER_KEYS}
     if parameter.get("x-nullable"):
-        said["x-nullable"] = True
-    schema = _schema(said)
+        swagger_schema["x-nullable"] = True
+    schema = _schema(swagger_schema)
     if schema.get("type") == "file":
         return {**schema, "type": "string", "format": "binary"}
     return schema

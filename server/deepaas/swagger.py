@@ -59,7 +59,7 @@ _UUID = {"in": "path", "name": "uuid", "required": True, "type": "string"}
 
 @dataclass
 class _Document:
-    """A document being swagger. `definitions` has the names in use, and their definitions."""
+    """A document in the making. `definitions` has the names in use, and their definitions."""
 
     paths: dict[str, Json] = field(default_factory=dict)
     definitions: dict[str, Json] = field(default_factory=dict)
@@ -169,11 +169,11 @@ def _add_model(swagger: _Document, path: str, description: ModelDescription, *, 
     if predict:
         arguments = rename_references(description.predict_args.get("parameters", []), new_names)
         name = description.schema.get("name", "")
-        good = {"200": {"schema": {"$ref": _REF + new_names.get(name, name)}, "description": "Done"}} if name else {}
+        success = {"200": {"schema": {"$ref": _REF + new_names.get(name, name)}, "description": "Done"}} if name else {}
         swagger.add(
             path + "predict/", "post", "Make a prediction", "models", parameters=arguments,
             produces=description.predict_args.get("produces", [_JSON]),
-            responses=(good or swagger.describe_answer("Prediction")) | swagger.describe_answer("Failure", 400),
+            responses=(success or swagger.describe_answer("Prediction")) | swagger.describe_answer("Failure", 400),
         )  # fmt: skip
 
 

@@ -129,8 +129,8 @@ class Trainings:
         """Mark a training that was running when its server ended as failed."""
         if record.status is not TrainingStatus.RUNNING:
             return record
-        document = ended_json(record.document, TrainingStatus.ERROR, message=SERVER_ENDED)
-        record = replace(record, status=TrainingStatus.ERROR, document=document)
+        status, document = _failed(record, SERVER_ENDED)
+        record = replace(record, status=status, document=document)
         self.store.put(replace(record, log=await self.store.log(record.uuid)))
         return record
 
@@ -227,17 +227,10 @@ class Trainings:
         try:
             status, document = await self._train(training)
         except InferError as error:
-            status, document = (
-                TrainingStatus.ERROR,
-                ended_json(training.record.document, TrainingStatus.ERROR, message=error.message),
-            )
+            status, document = _failed(training.record, error.message)
         except Exception as error:
             logger.exception("training %s failed in the server", training.record.uuid)
-            message = f"internal error: {type(error).__name__}"
-            status, document = (
-                TrainingStatus.ERROR,
-                ended_json(training.record.document, TrainingStatus.ERROR, message=message),
-            )
+            status, document = _failed(training.record, f"internal error: {type(error).__name__}")
         queue.running -= 1
         self._end(training, status, document)
         self._start_waiting(queue)
@@ -276,13 +269,8 @@ class Trainings:
             self.store.put(replace(record, log=training.log.text() if training.log is not None else ""))
         if training.save_timer is not None:
             training.save_timer.cancel()
-        training.record, training.log, training.trainer, training.save_timer, training.request = (
-            record,
-            None,
-            None,
-            None,
-            b"",
-        )
+        training.record, training.request = record, b""
+        training.log = training.trainer = training.save_timer = None
         training.ended.set()
         ended = [uuid for uuid, each in queue.trainings.items() if each.ended.is_set()]
         for uuid in ended[: max(0, len(ended) - MAX_ENDED)]:
@@ -309,6 +297,11 @@ class Trainings:
         training.save_timer = None
         if training.log is not None and training.record.uuid in self._queue_of(training.record.model).trainings:
             self.store.put(replace(training.record, elapsed_s=self.elapsed_s(training), log=training.log.text()))
+
+
+def _failed(record: TrainingRecord, message: str) -> tuple[TrainingStatus, str]:
+    """Return the status and the document of a training that failed."""
+    return TrainingStatus.ERROR, ended_json(record.document, TrainingStatus.ERROR, message=message)
 
 
 async def _to_file(request: bytes) -> IO[bytes]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from .facts import Facts
 from .gpu_rules import judge_gpus
-from .machine_rules import judge_machine
-from .model_rules import judge_models
+from .machine_rules import judge_machine, judge_models
 from .reading import read_facts
 from .report import Report
 

@@ -1,10 +1,13 @@
-"""Rules about the machine: CPUs, memory, limits, ports and packages. Pure: Facts in, Diagnoses out."""
+"""Rules about the machine: CPUs, memory, limits, ports and packages; and about the models that are to be served on it.
+
+Pure: Facts in, Diagnoses out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .facts import LIBRARY_PROBES, Facts, Limit, Machine
+from .facts import LIBRARY_PROBES, Driver, Facts, Limit, Machine
 from .packages import ONNX, TENSORFLOW
 from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
 
@@ -15,6 +18,7 @@ _MIN_BACKLOG = 1024
 _MIN_SHM_BYTES = 256 << 20
 """Docker's default is 64 MiB; pictures of a few clients or arrays of a few workers need more."""
 _MIN_FREE_BYTES = 512 << 20
+_CUDA = "cuda:"
 
 
 def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
@@ -128,3 +132,30 @@ def _format_limit(name: str, limit: Limit) -> str:
     if value is None:
         return "unlimited"
     return str(value) if name == "open files" else size(value)
+
+
+def judge_models(facts: Facts) -> Iterator[Diagnosis]:
+    """Judge the models, if any were given."""
+    models = facts.models
+    if models is None:
+        return
+    devices = (facts.driver or Driver()).devices
+    for device, names in models.devices.items():
+        number = device.removeprefix(_CUDA)
+        if device.startswith(_CUDA) and not (number.isascii() and number.isdecimal() and int(number) < len(devices)):
+            available = f"the last one here is cuda:{len(devices) - 1}" if devices else "there is none"
+            text = f"{', '.join(names)}: requests {device}, but {available}"
+            remedy = "see the finding about the driver, or use CPUs: KIND_CPU, or cpu_fallback (docs/gpu.md)"
+            yield Diagnosis(ERROR, "models", text, remedy)
+        else:
+            yield Diagnosis(OK, "models", f"on {device}: {', '.join(names)}")
+    for line in models.mistakes:
+        yield Diagnosis(ERROR, "models", line, "run `penstock check PATH...` for details")
+    for line in models.warnings:
+        yield Diagnosis(WARNING, "models", line, "run `penstock check PATH...` for details")
+    if not models.mistakes:
+        yield Diagnosis(OK, "models", _format_served(models.versions))
+
+
+def _format_served(versions: int) -> str:
+    return "no mistake" if not versions else f"{versions} version{'' if versions == 1 else 's'} would be served"

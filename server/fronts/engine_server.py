@@ -76,16 +76,6 @@ class EngineServer:
         self.published = PublishedEngine(engine)
         return self.published
 
-    @property
-    def ready(self) -> bool:
-        """Whether it is ready, by the rule of `--strict-readiness`."""
-        return self.server.health.ready()
-
-    @property
-    def metrics_port(self) -> int:
-        """The metrics port, 0 for none."""
-        return self.server.metrics_port
-
     async def open(self) -> None:
         """Open the metrics port. Raises: StartError."""
         await self.server.open()

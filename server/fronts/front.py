@@ -97,7 +97,7 @@ class FrontServer:
         self.engine = RemoteEngine()
         if parse_tracing(settings.trace_config).mode == OPENTELEMETRY:
             self.engine.trace_context_of = trace_context
-        self.health = Health(_FrontRepository(self), self.engine)
+        self.health = Health(lambda _strict: self.ready, self.engine)
         self.control = ControlCalls()
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._environments = Environments.from_settings(settings)
@@ -319,13 +319,3 @@ class FrontApp:
         """Answer a request (called by uvicorn)."""
         is_generate = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
         await (self._generate if is_generate else self._control)(scope, receive, send)
-
-
-class _FrontRepository:
-    """The Repository that Health sees: ready when everything is in place."""
-
-    def __init__(self, front: FrontServer) -> None:
-        self._front = front
-
-    def ready(self, strict: bool = True) -> bool:
-        return self._front.ready

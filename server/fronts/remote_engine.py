@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.registry import LOADING_MESSAGE, STOPPING_MESSAGE, CompletionWaiters, ModelRegistry
-from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
-from penstock.batching.scheduling.request_checks import make_request
-from penstock.batching.sinks import submit_and_wait
 from penstock.batching.statistics import REJECTED
 from penstock.server.ipc.errors import read_error
 
@@ -213,21 +210,6 @@ class RemoteEngine:
         model.inflight -= 1
         if not model.inflight and self._finish_waiters:
             self._finish_waiters.check(model)
-
-    async def infer(
-        self,
-        model: Model,
-        inputs: list[Array | None],
-        *,
-        wanted: tuple[int, ...] | None = None,
-        terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
-        id: str = "",  # noqa: A002 - the protocol's word
-        parameters: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
-        request = make_request(model, inputs, wanted, terms, parameters)
-        request.id = id
-        return await submit_and_wait(self, request)
 
     # -- answers -----------------------------------------------------------------------------------------------
 

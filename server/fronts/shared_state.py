@@ -3,12 +3,14 @@
 It is changed in the engine, which has the only control plane (`control_service.py`), and copied to the front ends,
 where inference reads and writes regions. Wired by `engine_server.py` and `front.py`:
 
-    state = SharedState(server.shared_memory, server.observability.logging)  # engine; after `logging.apply` has been
-    set state.attach(link)                  # before anything else is sent to a new front end: sends all state, in order
+    # in the engine, once `logging.apply` is set
+    state = SharedState(server.shared_memory, server.observability.logging)
+    state.attach(link)                  # before anything else is sent to a new front end: sends all state, in order
     state.receive(link, number, body)   # a STATE_APPLIED
     state.detach(link)
 
-    copy = StateCopy(shared_memory, logs.apply)                          # front end
+    # in a front end
+    copy = StateCopy(shared_memory, logs.apply)
     copy.receive(link, number, body, descriptors)  # a STATE
 
 A system region is sent as the engine's own descriptor: all front ends, later ones included, read the same memory,
@@ -55,7 +57,7 @@ class StateChange:
         self.done = asyncio.Event()
 
 
-_collected: ContextVar[list[StateChange] | None] = ContextVar("watching", default=None)
+_collected: ContextVar[list[StateChange] | None] = ContextVar("collected", default=None)
 
 
 class SharedState:
@@ -202,9 +204,5 @@ class StateCopy:
             self._apply_log_levels(LogLevels(**change["log"]))
         elif "drop" in change:
             regions.drop(*change["drop"])
-        elif change["kind"] == SYSTEM:
-            self._memory.system.adopt(**change["region"], descriptor=descriptors.pop())
         else:
-            region = change["region"]
-            handle = bytes.fromhex(region["raw_handle"])
-            self._memory.cuda.register(region["name"], handle, region["device_id"], region["byte_size"])
+            self._memory.adopt(change["kind"], change["region"], descriptors)

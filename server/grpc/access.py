@@ -13,7 +13,7 @@ from penstock.backends.protobuf_fields import fields
 from penstock.server.listening.access_log import log_answer
 
 from .call import GrpcCall
-from .compressing_call import CompressingCall
+from .compressing import CompressingCall
 from .method import Call, Method, Status, Unary
 
 if TYPE_CHECKING:

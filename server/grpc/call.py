@@ -15,8 +15,8 @@ from penstock.backends.errors import InferError
 from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.http2.frames import ErrorCode
 
-from . import answers
-from .answering import AnsweringStream, run_on_cancel
+from . import answer_frames
+from .answering_stream import AnsweringStream, run_on_cancel
 from .decompressing import Decompressor, receive_limit_text
 from .framing import PREFIX, PREFIX_BYTES, IncomingMessages, MessageError
 from .method import Reader, Status
@@ -267,10 +267,9 @@ class GrpcCall(AnsweringStream):
         if request.rejection is not None:
             self.release()
             self.connection.outbox.answer_count += 1
-            rejection = request.rejection
-            self.count_error(rejection.status)
-            last_frame = answers.trailers_only(self.stream_id, rejection.status, rejection.text, rejection.http_status)
-            self.connection.end(self, last_frame)
+            http_status, status, text = request.rejection
+            self.count_error(status)
+            self.connection.end(self, answer_frames.trailers_only(self.stream_id, status, text, http_status))
             return
         if request.timeout_ns:
             deadlines = self.connection.shared.deadlines

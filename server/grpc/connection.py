@@ -1,6 +1,6 @@
-"""The gRPC lane: GrpcShared, one per port, and GrpcConnection, the asyncio protocol of its connections.
+"""The gRPC lane: GrpcListener, its port, GrpcConnection, the asyncio protocol, and GrpcShared, what connections share.
 
-Made by `listening.py` for the composition root. A unary call costs 5 us here, and 100 or more with grpc.aio
+Made by `listening/ports.py`. A unary call costs 5 us here, and 100 or more with grpc.aio
 (docs/adr/0007-grpc-lane.md).
 """
 
@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from penstock.server.http2.connection import Http2Connection
 from penstock.server.http2.frames import END_STREAM
 from penstock.server.http2.headers import Fields
 from penstock.server.http2.shared import Http2Shared
+from penstock.server.listening.listener import Port
 from penstock.server.listening.rejection_pacer import EARLY_RETRY_S
 
 from .call import GrpcCall
-from .compressing_call import CompressingCall
+from .compressing import CompressingCall
 from .deadlines import CallDeadlines
 from .limits import GrpcLimits
 from .method import Method
@@ -100,3 +102,34 @@ class GrpcConnection(Http2Connection):
     def answer_non_http2(self, data: bytes) -> bytes:
         """Return an error for an HTTP/1 client; one that begins TLS would not understand it."""
         return b"" if data[0] == _TLS_HELLO else _HTTP1_ERROR
+
+
+class GrpcListener(Port):
+    """The gRPC port: opened, drained and closed like every Port."""
+
+    def __init__(self, address: str, port: int, shared: GrpcShared) -> None:
+        super().__init__("gRPC", address, port, shared)
+        self._grpc = shared
+        self.max_connections = shared.limits.max_connections
+
+    @property
+    def scheme(self) -> str:  # type: ignore[override]
+        """`grpcs` over TLS."""
+        return "grpc" if self.tls is None else "grpcs"
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        """Make a connection of the lane."""
+        return GrpcConnection(self._grpc)
+
+    def open_connections(self) -> Collection[Any]:
+        """Return the lane's connections."""
+        return self._grpc.connections
+
+    def use_connections(self, connections: set[Any]) -> None:
+        """Have the lane use this set for its connections."""
+        self._grpc.connections = connections
+
+    async def close(self) -> None:
+        """Close the port and every connection at once."""
+        await super().close()
+        self._grpc.deadlines.close()

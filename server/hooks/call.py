@@ -13,8 +13,8 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 
-from .bound_hooks import BoundHooks, Converter
-from .loading import POST, PRE, exception_line
+from .conversions import BoundHooks, Converter
+from .loading import POST, PRE, exception_line, user_frames
 from .packing import (
     CALL,
     CALL_HEADER,
@@ -25,7 +25,6 @@ from .packing import (
     write_outputs,
     write_sample,
 )  # fmt: skip
-from .user_frames import user_frames
 
 EncodedCall = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
@@ -46,39 +45,6 @@ class FutureLike(Protocol):
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, error: BaseException, /) -> None: ...
-
-
-class ReplicaOwner(Protocol):
-    """The owner of replicas. Threads: called on the event loop, except for `measures_cpu`: CPU times are required.
-
-    `has_equivalents`: other replicas take the same calls. `expects_single_call`: no other call is likely to come in
-    this turn of the loop. `lightly_loaded`: there are so few requests that a thread would be woken for almost each of
-    them.
-    """
-
-    @property
-    def measures_cpu(self) -> bool: ...
-
-    @property
-    def expects_single_call(self) -> bool: ...
-
-    @property
-    def lightly_loaded(self) -> bool: ...
-
-    @property
-    def has_equivalents(self) -> bool: ...
-
-    def record_call(self, call: HookCall, duration_ns: int) -> None:
-        """Handle the duration of a slow call, or of any call while `measures_cpu`."""
-
-    def on_idle(self, replica: Any) -> None:
-        """Handle that nothing waits for the replica, if it `has_equivalents`."""
-
-    def on_released(self, replica: Any) -> None:
-        """Handle that the replica was given back, and that none of its hooks is running."""
-
-    def on_failed(self, replica: Any) -> None:
-        """Handle that the replica hangs, or that its thread has ended."""
 
 
 @dataclass(frozen=True, slots=True)

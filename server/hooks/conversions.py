@@ -7,20 +7,26 @@ loaded: in the server for its replicas and for steps without a hook, and in a wo
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature
 
+from .convert import to_tensors
+from .loading import HookFunction, HookModule
+
 if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 DIALECTS = {"": "penstock.server.hooks.native", "cortex": "penstock.server.cortex.conversions"}
 """The module of each dialect's `conversions`. It and its imports need only numpy and orjson."""
+
+Converter = Callable[[Any, Mapping[str, Any]], Any]
+"""Converts a value by the rules of the model, given the request's parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +87,27 @@ def conversions_for(model: Model, *, for_hooks: bool) -> Conversions:
     return make_conversions(
         dialect, ModelDescription(model.signature, inputs, outputs, model.runtime_description, settings)
     )
+
+
+class BoundHooks(NamedTuple):
+    """The hooks with their constant arguments, and the rules for their values.
+
+    `converters` convert a result, indexed by packing.INPUTS, JSON and TENSORS.
+    """
+
+    functions: Mapping[str, HookFunction | None]
+    conversions: Conversions
+    converters: tuple[Converter, Converter, Converter]
+
+    def dialect_error(self, hook: str, error: BaseException) -> InferError | None:
+        """Return the dialect's error for an exception of user code; None for the default one."""
+        try:
+            return self.conversions.error_for(hook, error)
+        except Exception:  # noqa: BLE001 - __str__ is user code
+            return None
+
+
+def bind(module: HookModule, conversions: Conversions, signature: Signature, metadata: Any) -> BoundHooks:
+    """Bind each hook to its constant arguments; tensors of an infer answer are made the same way in all dialects."""
+    converters = conversions.to_inputs, conversions.encode_answer, lambda result, _: to_tensors(result, signature)
+    return BoundHooks(module.bind_all(*conversions.signatures, metadata), conversions, converters)

@@ -203,10 +203,8 @@ class ExpressionAnalysis(CallAnalysis):
             elif isinstance(binding, tuple):
                 node, _ = binding
                 is_plain_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
-                is_class = isinstance(node, ast.ClassDef)
-                values.append(
-                    Value("FUNCTION" if is_plain_function else "CLASS" if is_class else "UNKNOWN", name, name, binding)
-                )
+                kind = "FUNCTION" if is_plain_function else "CLASS" if isinstance(node, ast.ClassDef) else "UNKNOWN"
+                values.append(Value(kind, name, name, binding))
             else:
                 value = self.module_value(binding, source, source.scope)
                 values.append(item_value(value) if id(binding) in source.iterated_ids else value)
@@ -236,11 +234,9 @@ class ExpressionAnalysis(CallAnalysis):
         """Return the value of a name in another module of the project."""
         if value.kind == "OWN" and isinstance(value.definition, tuple):
             source, name = value.definition
-            return (
-                self.module_name(name, source)
-                if not (source.has_star_import and name not in source.bound)
-                else Value("UNKNOWN", name)
-            )
+            if source.has_star_import and name not in source.bound:
+                return Value("UNKNOWN", name)
+            return self.module_name(name, source)
         return value
 
     def _attribute(self, node: ast.Attribute, source: SourceFile, scope: Scope) -> Value:
@@ -276,7 +272,9 @@ class ExpressionAnalysis(CallAnalysis):
 
     def _subscript(self, node: ast.Subscript, source: SourceFile, scope: Scope) -> Value:
         owner = self.value(node.value, source, scope)
-        self.check_key_escape(self.value(node.slice, source, scope), node, source)
+        key = self.value(node.slice, source, scope)
+        if key.kind not in DATA_KINDS:
+            self.check_escape(key, node, source)
         if owner.kind == "MODULE":
             if owner.path != "os.environ":
                 self.record(source, node.lineno, owner.held, PROCESS)
@@ -287,11 +285,6 @@ class ExpressionAnalysis(CallAnalysis):
             self.check_escape(owner, node, source)
             return UNTRACKED
         return owner
-
-    def check_key_escape(self, value: Value, node: ast.expr, source: SourceFile) -> None:
-        """Record what is passed to an object as the key of an item."""
-        if value.kind not in DATA_KINDS:
-            self.check_escape(value, node, source)
 
 
 def join_values(values: Sequence[Value], *, loading: bool = False) -> Value:

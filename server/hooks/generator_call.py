@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.errors import InferError
 
-from .bound_hooks import BoundHooks
 from .call import HookCall, ReplicaGoneError
+from .conversions import BoundHooks
 from .loading import POST
 from .packing import INPUTS, tensor_bytes
 
@@ -52,7 +52,7 @@ class GeneratorCall(HookCall):
     """One generator: a HookCall that is submitted again whenever there is room for answers, until there are no more.
 
     Invariants: the generator begins, steps and is closed on one replica's thread. It is closed exactly once, unless
-    that thread never returns from it. At most AHEAD answers wait, and no step begins with MAX_AHEAD_BYTES of them.
+    that thread never returns from it. At most MAX_AHEAD answers wait, and no step begins with MAX_AHEAD_BYTES of them.
     Threads: the event loop's; `invoke` and `close_quietly` run on the replica's. `_lock` decides between a pausing
     generator and a disconnecting client. The time limit is per step.
     Units: `exhausted_ns` is the time of the step that found no more answers, -1 before.

@@ -20,9 +20,9 @@ from penstock.batching.running.custom_outputs import missing_output_error
 from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.statistics import OTHER
 
-from .bound_hooks import Converter
 from .call import AnswerFormat, FutureLike, HookCall, ReplicaGoneError
-from .loading import PRE
+from .conversions import Converter
+from .loading import POST, PRE
 from .packing import INPUTS
 from .replica_lease import ReplicaLease
 from .sequence_turns import SequenceTurn
@@ -156,7 +156,8 @@ class HookedRequest:
         self._model_ran = True
         try:
             if self.lease is not None and self._hooks.has_post:
-                self._run_hook(self.lease.make_post_call(outputs, self._format, self.request_id))
+                # a deadline is for waiting: once the model has run, a request is finished
+                self._run_hook(HookCall(POST, outputs, self._format.conversion, 0, self.request_id))
             else:
                 self._convert(self._format.convert_outputs, outputs)
         except Exception as error:  # noqa: BLE001 - as above
@@ -274,7 +275,7 @@ class HookedRequest:
 
 
 class _HookedRequestSink:
-    """The sink of all requests of Trips."""
+    """The sink of all HookedRequests."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         for request in requests:

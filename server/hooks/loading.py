@@ -10,7 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
@@ -29,6 +29,9 @@ ARGUMENT_FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
     for name, value in ((PRE, "sample"), (POST, "prediction"))
 }
 _CORTEX_ARGUMENT_FORMS = {name: forms[:2] for name, forms in ARGUMENT_FORMS.items()}
+
+_INTERNAL_PATHS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
+"""Of frames that are not user code: this package's and the import system's."""
 
 HookFunction = Callable[[Any, Any], Any]
 """A hook bound to its signature and metadata: takes the sample or prediction, and the request's parameters."""
@@ -240,6 +243,17 @@ def exception_line(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - __str__ is user code
         text = ""
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
+
+
+def user_frames(error: BaseException) -> TracebackType | None:
+    """Return the error's traceback without the leading frames of this package and of the import system.
+
+    Returns: all of it if none is in user code, as for an error of our own.
+    """
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_INTERNAL_PATHS):
+        frames = frames.tb_next
+    return frames or error.__traceback__
 
 
 def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> list[str]:

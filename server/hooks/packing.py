@@ -18,13 +18,14 @@ from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
 
 CALL = 32
-"""A hook call. Body: ASKED, the parameters, the value."""
+"""A hook call. Body: CALL_HEADER, the parameters, the value."""
 STEP_GENERATOR = 33
-"""A generator takes steps. Body: STEPS, followed by the body of CALL if it is to begin."""
+"""A generator takes steps. Body: STEP_HEADER, followed by the body of CALL if it is to begin."""
 CLOSE_GENERATOR = 34
-"""Close a generator whose answers are no longer wanted. Body: NUMBER, the generator's."""
+"""Close a generator whose answers are no longer wanted. Body: REQUEST_NUMBER, the generator's."""
 ANSWER = 64
-"""From the worker: a generator has yielded. Number: the generator's. Body: YIELDED, then what follows REPLIED."""
+"""From the worker: a generator has yielded. Number: the generator's. Body: ANSWER_HEADER, then what follows
+REPLY_HEADER in a reply."""
 PREEMPT = 65
 """From the server: a call is waiting. Number: the last turn that must end after its current step."""
 CANCEL_GENERATOR = 66

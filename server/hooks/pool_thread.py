@@ -1,11 +1,17 @@
-"""PoolThread: one thread of a HookThreadPool, and its current call. Made by `thread_pool.py`."""
+"""PoolThread: one thread of a HookThreadPool, and its current call; and how a thread that spins in user code is ended.
+
+Made by `thread_pool.py`.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.workers.watch import LimitExtension
@@ -84,3 +90,28 @@ class PoolThread:
         with self.lock:
             self.running_call, self.is_slow = None, False
             return self.abandoned_replica is None
+
+
+class InterruptedHookError(SystemExit):
+    """Raised in the middle of an abandoned hook."""
+
+
+def interrupt(ident: int, folder: Path, *roots: Path) -> bool:
+    """Raise an exception in a thread if it is executing a file in `folder` or below a root; return whether it was.
+
+    Anywhere else the exception might strike between taking a lock and the `try` that releases it: in an import, in
+    logging, in a library. A thread that waits inside a C function called from such a file gets it when that returns.
+    Threads: the caller must ensure that the thread does not end meanwhile, since another may then have its id.
+    """
+    frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, though specific to CPython
+    if frame is None or not _is_own(Path(frame.f_code.co_filename), folder, roots):
+        return False
+    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(InterruptedHookError))
+    return bool(raised)
+
+
+def _is_own(file: Path, folder: Path, roots: tuple[Path, ...]) -> bool:
+    if file.parent == folder:
+        return True
+    # a project may contain its environment
+    return "site-packages" not in file.parts and any(root in file.parents for root in roots)

@@ -14,30 +14,28 @@ from penstock.batching.devices.memory import resident_bytes
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .bound_hooks import BoundHooks, bind
 from .call import (
     STATISTICS_NAMES,
     HookCall,
     ReplicaGoneError,
-    ReplicaOwner,
     error_for_client,
     log_context,
     log_exception,
     log_warning,
 )
-from .conversions import conversions_for
+from .conversions import BoundHooks, bind, conversions_for
 from .gil_monitor import MAX_COMPUTE_NS
-from .interrupt import interrupt
 from .loading import POST, PRE, HookModule, exception_line
 from .nonblocking import are_small_tensors, is_nonblocking, thread_settings
 from .packing import INPUTS
 from .plain_values import is_small
-from .pool_thread import PoolThread
+from .pool_thread import PoolThread, interrupt
 from .thread_pool import HookThreadPool
 from .writes import parse_source
 
 if TYPE_CHECKING:
     from .generator_call import GeneratorCall
+    from .replicas import Replicas
 
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies while loading."""
@@ -63,7 +61,7 @@ class Replica:
     """
 
     def __init__(
-        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: ReplicaOwner,
+        self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Replicas,
         pool: HookThreadPool | None = None, *, is_constant: bool = False,
     ) -> None:  # fmt: skip
         self._model = model

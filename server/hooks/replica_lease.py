@@ -11,7 +11,6 @@ from penstock.batching.statistics import OTHER
 
 from .call import AnswerFormat, HookCall, ReplicaGoneError
 from .generator_call import Answer, GeneratorCall
-from .loading import POST
 
 if TYPE_CHECKING:
     import asyncio
@@ -77,10 +76,6 @@ class ReplicaLease:
     def make_generator_call(self, outputs: list[Any], answer_format: AnswerFormat, request_id: str) -> GeneratorCall:
         """Make the call for a hook that yields."""
         return GeneratorCall(outputs, answer_format.conversion, request_id)
-
-    def make_post_call(self, outputs: list[Any], answer_format: AnswerFormat, request_id: str) -> HookCall:
-        """Make the call of post_inference. A deadline is for waiting: once the model has run, a request is finished."""
-        return HookCall(POST, outputs, answer_format.conversion, 0, request_id)
 
     async def next_answer(self, generator: GeneratorCall) -> Answer | None:
         """Return what the request's hook yields next, None after the last. Raises: InferError."""

@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.batching.model import Model
-from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions, SoonSubmitter
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, InferRequest, RequestOptions, SoonSubmitter
 from penstock.batching.running.custom_outputs import CustomAnswer, CustomOutputs, require_matching
+from penstock.batching.scheduling.request_checks import make_request
+from penstock.batching.stream import open_stream
 
 from .call import AnswerFormat, FutureLike
 from .conversions import conversions_for
 from .convert import to_inputs
-from .decoupled import DecoupledRequest, stream_answers
 from .generator_call import Answer
 from .hooked_request import HookedRequest
 from .nonblocking import MAX_SMALL_BYTES
@@ -176,12 +177,13 @@ class Hooks:
         Ownership: as `infer`. Raises: InferError, after the earlier answers.
         """
         if self.streams:
-            call = DecoupledRequest(dict(inputs), request_id, terms, parameters, requested_outputs)
             lease = self.admit()
             try:
-                async with contextlib.aclosing(
-                    stream_answers(self.engine, self.model, call, self._answer_statistics)
-                ) as answers:
+                wanted = self.model.all_outputs if requested_outputs is None else requested_outputs
+                tensors = to_inputs(dict(inputs), self.model.signature)
+                request = make_request(self.model, tensors, wanted, terms, parameters)
+                request.id = request_id
+                async with contextlib.aclosing(self._stream_model(request)) as answers:
                     async for answer in answers:
                         yield answer
             finally:
@@ -195,6 +197,20 @@ class Hooks:
         async with contextlib.aclosing(stream) as answers:
             async for answer in answers:
                 yield answer
+
+    async def _stream_model(self, request: InferRequest) -> AsyncGenerator[Answer, None]:
+        """Submit a request to a model that streams, and yield and count its answers."""
+        with (
+            _AnswerCount(self.model, self._answer_statistics, time.monotonic_ns()) as count,
+            open_stream(self.engine, request) as answers,
+        ):
+            while (each := await answers.next()) is not None:
+                answer = Answer(
+                    each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters, answers.has_next
+                )
+                count.add(answer)
+                yield answer
+            count.add_end(time.monotonic_ns() - count.since_ns)
 
     async def _stream_answers(self, answer_format: AnswerFormat, *arguments: Any) -> AsyncGenerator[Answer, None]:
         """Pass one request from its sample to the answers that post_inference yields."""
@@ -212,25 +228,14 @@ class Hooks:
         self, outputs: list[Any], answer_format: AnswerFormat, request: HookedRequest
     ) -> AsyncGenerator[Answer, None]:
         """Yield what post_inference yields for a prediction, and count it."""
-        statistics, number = self._answer_statistics, 0
         generator = request.active_lease.make_generator_call(outputs, answer_format, request.request_id)
         generator.parameters = request.parameters
-        step_start_ns = time.monotonic_ns()
         try:
-            while (answer := await request.active_lease.next_answer(generator)) is not None:
-                if not number:
-                    self.model.statistics.record_first_response(time.monotonic_ns() - request.start_ns)
-                statistics.record(number, answer.infer_ns, answer.output_ns, failed=answer.error is not None)
-                number += 1
-                step_start_ns = time.monotonic_ns()
-                yield answer
-            statistics.record_empty(number, generator.exhausted_ns)
-        except InferError:
-            statistics.record(number, time.monotonic_ns() - step_start_ns, 0, failed=True)
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            statistics.record_cancelled(number, time.monotonic_ns() - step_start_ns)
-            raise
+            with _AnswerCount(self.model, self._answer_statistics, request.start_ns) as count:
+                while (answer := await request.active_lease.next_answer(generator)) is not None:
+                    count.add(answer)
+                    yield answer
+                count.add_end(generator.exhausted_ns)
         finally:
             generator.close()
 
@@ -274,6 +279,39 @@ class Hooks:
         self._in_flight -= 1
         if self._drained is not None and not self._in_flight:
             self._drained.set()
+
+
+class _AnswerCount:
+    """Counts the answers of one request, and how it ends. `since_ns`: when the current answer began to be awaited."""
+
+    def __init__(self, model: Model, statistics: AnswerStatistics, start_ns: int) -> None:
+        self._model = model
+        self._statistics = statistics
+        self._start_ns = start_ns
+        self._number = 0
+        self.since_ns = time.monotonic_ns()
+
+    def add(self, answer: Answer) -> None:
+        """Count an answer."""
+        if not self._number:
+            self._model.statistics.record_first_response(time.monotonic_ns() - self._start_ns)
+        self._statistics.record(self._number, answer.infer_ns, answer.output_ns, failed=answer.error is not None)
+        self._number += 1
+        self.since_ns = time.monotonic_ns()
+
+    def add_end(self, infer_ns: int) -> None:
+        """Count the end, where another answer might have come."""
+        self._statistics.record_empty(self._number, infer_ns)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        elapsed_ns = time.monotonic_ns() - self.since_ns
+        if isinstance(error, InferError):
+            self._statistics.record(self._number, elapsed_ns, 0, failed=True)
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self._statistics.record_cancelled(self._number, elapsed_ns)
 
 
 def _outputs_by_name(names: list[str], outputs: list[Any]) -> dict[str, Any]:

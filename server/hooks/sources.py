@@ -1,4 +1,4 @@
-"""Sources: the files of a project that its hooks consist of, and what the names of their modules are bound to.
+"""SourceTree: the files of a project that its hooks consist of, and what the names of their modules are bound to.
 
 Made by `state_analysis.py` for one analysis.
 """
@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 from .known_functions import KEEPS_NOTHING, MUTATORS, PASSES_ON
 from .scopes import Scope, bind, own_nodes
-from .writes import parse_source, writes_in
-
-_MAX_FILES = 200
+from .writes import MAX_FILES, parse_source, writes_in
 
 
 class Value(NamedTuple):
@@ -36,7 +34,7 @@ class Value(NamedTuple):
 UNTRACKED = Value("UNKNOWN")
 MUTABLE_KINDS = {"FLAT", "ARRAY", "PLAIN"}
 DATA_KINDS = {"FIXED", *MUTABLE_KINDS}
-"""The kinds of numbers, texts and containers of them; those in CHANGING are mutable."""
+"""The kinds of numbers, texts and containers of them; those in MUTABLE_KINDS are mutable."""
 Bindings = list[Any]
 """What binds a name: expressions, definitions, and Values of imports."""
 
@@ -81,7 +79,7 @@ class NameChanges:
                 case ast.Assign(targets=targets, value=value):
                     for target in targets:
                         self._analyze_target(target, value)
-                    self._analyze_reference(value)
+                    self._analyze_references([value])
                 case ast.AugAssign(target=ast.Name(id=name), value=value):
                     self.added.setdefault(name, []).append(value)
                 case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=value):
@@ -90,9 +88,12 @@ class NameChanges:
                     self._analyze_target(target, None)
                 case ast.Call():
                     self._analyze_call(node)
-                case ast.List(elts=parts, ctx=ast.Load()) | ast.Tuple(elts=parts, ctx=ast.Load()):
-                    self._analyze_references(parts)
-                case ast.Set(elts=parts) | ast.Dict(values=parts):
+                case (
+                    ast.List(elts=parts, ctx=ast.Load())
+                    | ast.Tuple(elts=parts, ctx=ast.Load())
+                    | ast.Set(elts=parts)
+                    | ast.Dict(values=parts)
+                ):
                     self._analyze_references(parts)
 
     def _imported(self, tree: ast.Module) -> Iterator[str]:
@@ -132,18 +133,14 @@ class NameChanges:
             top = top.value
         if isinstance(top, ast.Name) and top.id in self._libraries:
             return
-        for each in arguments:
-            self._analyze_reference(each)
+        self._analyze_references(arguments)
 
     def _analyze_references(self, values: Sequence[ast.expr]) -> None:
+        """Record names whose objects also get another reference, through which they may be modified."""
         for value in values:
-            self._analyze_reference(value)
-
-    def _analyze_reference(self, value: ast.expr) -> None:
-        """Record a name whose object also gets another reference, through which it may be modified."""
-        inside = value.value if isinstance(value, ast.Starred) else value
-        if isinstance(inside, ast.Name):
-            self.changed.add(inside.id)
+            inside = value.value if isinstance(value, ast.Starred) else value
+            if isinstance(inside, ast.Name):
+                self.changed.add(inside.id)
 
     def _mark_changed(self, target: ast.expr) -> None:
         for node in ast.walk(target):
@@ -219,7 +216,7 @@ class SourceTree:
         """Return a file of the project; if it cannot be read, its names are unknown."""
         if file not in self._sources:
             self._sources[file] = SourceFile(file, Scope(), has_star_import=True)
-            if len(self._sources) <= _MAX_FILES:
+            if len(self._sources) <= MAX_FILES:
                 try:
                     self.read(file)
                 except (OSError, SyntaxError, ValueError):

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
@@ -22,7 +22,6 @@ from .call import (
     STATISTICS_NAMES,
     HookCall,
     ReplicaGoneError,
-    ReplicaOwner,
     error_for_message,
     log_context,
     log_traceback,
@@ -32,6 +31,9 @@ from .generator_call import MAX_AHEAD
 from .packing import ANSWER, DISCARD_PARAMETERS, DONE, INFER_ERROR, PREEMPT, REPLY_HEADER
 from .worker_generator_call import WorkerGeneratorCall
 
+if TYPE_CHECKING:
+    from .worker_replicas import WorkerReplicas
+
 MAX_QUEUED_NS = 1_000_000
 """The work queued at a worker besides its current call: enough for this long, so that it need not be woken for each
 call, and no call waits there that another worker could take."""
@@ -40,13 +42,6 @@ _QUICK_NS = MAX_QUEUED_NS / MAX_QUEUED
 _REPLY_HEADER_BYTES = REPLY_HEADER.size
 
 logger = logging.getLogger("penstock.hooks")
-
-
-class WorkerOwner(ReplicaOwner, Protocol):
-    """The owner of replicas in processes. Threads: called on the event loop."""
-
-    def dispatch_queued(self) -> None:
-        """Handle that a replica has room for another call."""
 
 
 class WorkerReplica:
@@ -63,7 +58,7 @@ class WorkerReplica:
 
     is_hanging = False
 
-    def __init__(self, model: Model, spec: HookSpec, order: Order, owner: WorkerOwner) -> None:
+    def __init__(self, model: Model, spec: HookSpec, order: Order, owner: WorkerReplicas) -> None:
         self._model = model
         self._owner = owner
         self._count_hook = model.statistics.record_hook

@@ -22,9 +22,8 @@ from penstock.backends.node import Node
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.errors import write_error
 
-from .bound_hooks import bind
-from .conversions import ModelDescription, make_conversions
-from .loading import POST, PRE, HookModule, exception_line
+from .conversions import ModelDescription, bind, make_conversions
+from .loading import POST, PRE, HookModule, exception_line, user_frames
 from .mounts import install
 from .packing import (
     ANSWER,
@@ -53,7 +52,6 @@ from .packing import (
     unpack,
 )  # fmt: skip
 from .private_modules import FolderOnPath
-from .user_frames import user_frames
 
 _TRACEBACK_INTERVAL_NS = 1_000_000_000
 _CALL_HEADER_BYTES = CALL_HEADER.size

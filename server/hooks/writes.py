@@ -21,7 +21,8 @@ PICKLE_SUFFIXES = (".pickle", ".pkl")
 INSTANCE, PROCESS, MACHINE = "instance", "process", "machine"
 """What a write reaches: its own instance of the file, all instances in the process, or other processes too."""
 
-_MAX_FILES = 200
+MAX_FILES = 200
+"""The most files of a project that are analyzed."""
 _MAX_ATTEMPTS = 10
 _CONSTRUCTORS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__"}
 # Methods of the built-in containers and of numpy arrays that modify their object.
@@ -51,17 +52,6 @@ class GlobalWrite:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.file}:{self.line})" if self.file else f"{self.name} (line {self.line})"
-
-
-def find_source_writes(source: str | bytes) -> list[GlobalWrite]:
-    """Find writes to module-level names in functions, methods, lambdas and anything nested in them.
-
-    Reported are: `global` statements; assignment, augmented assignment, deletion and loop targets that are attributes
-    or items of a module-level name, directly or through a local name bound to it; calls of container methods that
-    modify their object; and methods, except constructors, that write attributes of their own instance.
-    Raises: SyntaxError, ValueError (source with null bytes).
-    """
-    return writes_in(parse_source(source))
 
 
 def parse_source(source: str | bytes) -> ast.Module:
@@ -100,7 +90,7 @@ def source_files(path: Path, roots: Sequence[Path] = ()) -> Iterator[tuple[Path,
     Raises: OSError, SyntaxError, ValueError for `path` itself; other modules that cannot be read are omitted.
     """
     waiting, seen = [path], {path}
-    while waiting and len(seen) <= _MAX_FILES:
+    while waiting and len(seen) <= MAX_FILES:
         file = waiting.pop()
         try:
             tree = parse_source(file.read_bytes())
@@ -140,7 +130,12 @@ def _imported_files(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path
 
 
 def writes_in(tree: ast.Module) -> list[GlobalWrite]:
-    """Find the writes of one module."""
+    """Find writes to a module's names in functions, methods, lambdas and anything nested in them.
+
+    Reported are: `global` statements; assignment, augmented assignment, deletion and loop targets that are attributes
+    or items of a module-level name, directly or through a local name bound to it; calls of container methods that
+    modify their object; and methods, except constructors, that write attributes of their own instance.
+    """
     module = Scope()
     nodes = list(own_nodes(tree.body))
     bind(module, nodes)
@@ -157,10 +152,8 @@ def _writes_in_scope(scope: Scope, nodes: list[ast.AST], module: Scope) -> Itera
             nested_scope, nested_nodes = function_scope(scope, node)
             _record_carried(nested_scope, node)
         elif isinstance(node, ast.ClassDef):
-            nested_scope, nested_nodes = (
-                Scope(scope, is_class=True, in_function=scope.in_function),
-                list(own_nodes(node.body)),
-            )
+            nested_scope = Scope(scope, is_class=True, in_function=scope.in_function)
+            nested_nodes = list(own_nodes(node.body))
             bind(nested_scope, nested_nodes)
             nested_scope.carried = {"": node.name}
         elif isinstance(node, COMPREHENSIONS):
@@ -197,12 +190,13 @@ def _writes(scope: Scope, node: ast.AST, module: Scope) -> Iterator[tuple[str, i
     match node:
         case ast.Global(names=names):
             written = set(names)
-        case ast.Attribute(value=owner, ctx=ast.Store() | ast.Del()):
-            written = _global_roots(scope, owner, through_calls=True)
-        case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
+        case (
+            ast.Attribute(value=owner, ctx=ast.Store() | ast.Del())
+            | ast.Subscript(value=owner, ctx=ast.Store() | ast.Del())
+        ):
             written = _global_roots(scope, owner, through_calls=True)
         case ast.AugAssign(target=ast.Name() as target):
-            # modifies a list or an array in path
+            # modifies a list or an array in place
             written = _global_roots(scope, target) if scope.lookup(target.id) is not None else set()
         case ast.Call():
             written = _written_by_call(scope, node, module)

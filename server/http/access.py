@@ -12,7 +12,7 @@ from penstock.server.listening.access_log import log_answer
 
 from .connection import HEAD
 from .fastlane import FastLane
-from .unchunked import TransportWrapper
+from .uvicorn_answers import TransportWrapper
 
 if TYPE_CHECKING:
     import asyncio

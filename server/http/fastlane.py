@@ -13,12 +13,11 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from penstock.server.listening.body_buffer import LARGE_BYTES, BodyBuffer, DirectReader
 
-from .answering import AnsweringConnection
+from .answering_connection import AnsweringConnection
 from .chunks import ChunkedBody, too_large_text
 from .connection import ANSWERING, BODY, CHUNKS, CLOSED, DELAYED, DRAIN_LINGER_S, HEAD, UVICORN, require_safe
 from .head import HttpError, TooLargeError, check_partial_head, parse_head, sanitize_for_uvicorn
-from .parts import PARTS, BodyParts
-from .unchunked import Unchunked
+from .uvicorn_answers import PARTS, BodyParts, Unchunked
 
 if TYPE_CHECKING:
     from .head import Head

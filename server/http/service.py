@@ -15,7 +15,7 @@ from penstock.server.listening.rejection_pacer import RejectionPacer
 from penstock.server.listening.tally import CountingAccessLogger, Tally
 from penstock.server.listening.unread_answers import UnreadAnswers
 
-from .answers import ResponseHeads
+from .response_heads import ResponseHeads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,13 +1,15 @@
-"""Socket operations of both ends of a connection, blocking or not."""
+"""Socket operations of both ends of a connection, blocking or not, and the descriptors sent with messages."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 from .arena import WireError
-from .wire import MAX_DESCRIPTORS
 
+MAX_DESCRIPTORS = 200
+"""The most that are sent at once; the system allows 253."""
 READ_BYTES = 256 << 10
 SOCKET_BYTES = 1 << 20
 LINGER_S = 0.01
@@ -28,8 +30,7 @@ def send_once(sock: socket.socket, data: bytes | bytearray | memoryview, descrip
         return sock.send(data)
     batch = descriptors[:MAX_DESCRIPTORS]
     sent = socket.send_fds(sock, [data if len(descriptors) <= MAX_DESCRIPTORS else memoryview(data)[:1]], batch)
-    for descriptor in batch:
-        os.close(descriptor)
+    close_descriptors(batch)
     del descriptors[: len(batch)]
     return sent
 
@@ -46,7 +47,24 @@ def receive_once(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, li
             complete_bytes = len(data) - len(data) % 4
             descriptors += memoryview(data[:complete_bytes]).cast("i").tolist()
     if flags & socket.MSG_CTRUNC:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_descriptors(descriptors)
         raise WireError("too many open files to receive a message")
     return memoryview(buffer)[:nbytes], descriptors
+
+
+def duplicate_descriptors(descriptors: Sequence[int]) -> list[int]:
+    """Duplicate descriptors, all or none. Raises: OSError."""
+    duplicates: list[int] = []
+    try:
+        for descriptor in descriptors:
+            duplicates.append(os.dup(descriptor))  # noqa: PERF401 - what was made is closed if one fails
+    except OSError:
+        close_descriptors(duplicates)
+        raise
+    return duplicates
+
+
+def close_descriptors(descriptors: Sequence[int]) -> None:
+    """Close descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)

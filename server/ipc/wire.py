@@ -20,7 +20,6 @@ import numpy as np
 from penstock.backends.backend import Array
 
 from .arena import Arena, Mirror, WireError
-from .descriptors import close_descriptors, duplicate_descriptors
 from .layout import (
     NO_SLOT,
     SLOT,
@@ -33,6 +32,7 @@ from .layout import (
     read_parts,
     read_strings,
 )  # fmt: skip
+from .sockets import close_descriptors, duplicate_descriptors
 
 Message = tuple[int, int, bytes, list[Array | None], list[int]]
 """Kind, number, body, tensors, and descriptors, which the receiver must close."""
@@ -41,7 +41,6 @@ INLINE_BYTES = 8 << 10
 """Tensors of at most this total size are sent in the frame: a slot costs 4 us a call, and copying these less. Round
 trip with 64 in flight: 17 us in the frame, 19 in a slot; 16 KiB: the same (`python -m penstock.perf.hop`)."""
 ARENA_BYTES = 1 << 30
-MAX_DESCRIPTORS = 200
 FIRST_KIND = 16
 """Kinds below are the wire's own."""
 LAST_KIND = 0xFFF

@@ -23,8 +23,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from .acceptor import Acceptor
-from .socket_options import block_new_connections, has_pending_connections
-from .sockets import bind_all, bind_one, listen_error
+from .sockets import bind_all, bind_one, block_new_connections, has_pending_connections, listen_error
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -51,9 +50,9 @@ class Port:
     `stop_accepting` returns; later ones are refused by the kernel. Connections accepted after `drain` has begun get
     answers, but no work is started for them. `shared` is the common state of the protocol's connections, if any: its
     `sweep` is called every second with the elapsed seconds, for time limits. `tls` applies to every connection, or is
-    None. `most` limits the number of connections where Acceptor counts them, not only the protocol. `reuse_port`:
-    other processes of the same user listen on the port too, and the kernel distributes connections; `acceptor`: and
-    those processes pass connections to each other.
+    None. `max_connections` limits the number of connections where Acceptor counts them, not only the protocol.
+    `reuse_port`: other processes of the same user listen on the port too, and the kernel distributes connections;
+    `acceptor`: and those processes pass connections to each other.
     Threads: the event loop's.
     """
 

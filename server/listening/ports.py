@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.grpc.access import LoggedCall, LoggedCompressingCall, logged_methods
-from penstock.server.grpc.connection import GrpcShared
-from penstock.server.grpc.listening import GrpcListener
+from penstock.server.grpc.connection import GrpcListener, GrpcShared
 from penstock.server.http.access import LoggedFastLane
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.service import HttpShared, Service

@@ -7,10 +7,9 @@ default of a setting. Names are Triton's where it has a flag. Source: Triton ser
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from .dialect_settings import DIALECTS
 from .setting import PORTS, setting
@@ -117,7 +116,3 @@ def parse_range(text: str) -> tuple[int, int] | None:
     if match is None and text:
         raise ValueError(f"must be the first and the last port, such as 8081-9000, not {text!r}")
     return (int(match[1]), int(match[2])) if match else None
-
-
-CLOUD_RULES: Mapping[str, Callable[[Any], object]] = MappingProxyType({"sagemaker_safe_port_range": parse_range})
-"""Parsers of the settings that hold rules."""

@@ -6,10 +6,8 @@ Read where models are loaded. Names are Triton's where the meaning is the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
 from .setting import setting
 
@@ -64,9 +62,3 @@ def parse_limits(entries: Iterable[str]) -> dict[int, float]:
             raise ValueError(f"--model-load-gpu-limit option format is '<device id>:<fraction>'. Got {entry}")
         limits[int(match[1])] = float(match[2])
     return limits
-
-
-GPU_RULES: Mapping[str, Callable[[Any], object]] = MappingProxyType({
-    "default_device": parse_devices, "model_load_gpu_limit": parse_limits,
-})  # fmt: skip
-"""Parsers of the settings that hold rules."""

@@ -1,4 +1,4 @@
-"""ModelSettings: which models are served. Settings inherits them.
+"""ModelSettings: which models are served, and how they run. Settings inherits them.
 
 Read by the composition root. Names are Triton's where the meaning is the same.
 """
@@ -12,7 +12,7 @@ from .setting import setting
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ModelSettings:
-    """Where models are found, and when they are loaded and unloaded."""
+    """Where models are found, when they are loaded and unloaded, and what their Instances share."""
 
     model_repository: tuple[str, ...] = setting(
         (), "Models", "What to serve: a model repository, local or at a URL, or a single .onnx file or SavedModel. "
@@ -53,4 +53,33 @@ class ModelSettings:
     id: str = setting(
         "triton", "Models", "Server name reported in the server metadata. The default is Triton's, which its example "
         "clients require.",
+    )  # fmt: skip
+
+    backend_config: tuple[str, ...] = setting(
+        (), "Models", "`[BACKEND,]default-max-batch-size=N`: Triton's form of --default-max-batch-size, which it "
+        "overrides, for one backend or for all; `onnxruntime,default-max-batch-size=N`, for example. "
+        "`tensorflow,gpu-memory-fraction=F`: fraction of a GPU's memory that each TensorFlow model's process reserves "
+        "up front. Repeatable.", unit="RULE",
+    )  # fmt: skip
+    disable_auto_complete_config: bool = setting(
+        False, "Models", "Do not complete a model's configuration from the model itself: a model that does not declare "
+        "its inputs and outputs fails to load.",
+    )  # fmt: skip
+    cache_config: tuple[str, ...] = setting(
+        (), "Models", "`local,size=BYTES`: size of the response cache, used by models whose configuration sets "
+        "`response_cache { enable: true }`.", unit="RULE",
+    )  # fmt: skip
+    rate_limit: str = setting(
+        "off", "Models", "execution_count: an Instance runs only while it holds the resources in its `rate_limiter`; "
+        "Instances of lower priority run less often.", choices=("off", "execution_count"),
+    )  # fmt: skip
+    rate_limit_resource: tuple[str, ...] = setting(
+        (), "Models", "`NAME:COUNT[:DEVICE]`: amount of a resource on each device, or on one. If the flag is given, "
+        "resources it does not name do not exist. If it is omitted, each resource defaults to the largest amount any "
+        "one Instance requires. Repeatable.", unit="RULE",
+    )  # fmt: skip
+    host_policy: tuple[str, ...] = setting(
+        (), "Models", "`NAME,cpu-cores=0-3` or `NAME,numa-node=0`: Instances with this `host_policy` load and run on "
+        "these CPUs. The policy of an Instance that names none is `cpu`, or `gpu_0` and so on. Repeatable.",
+        unit="RULE",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What models share: --rate-limit, --rate-limit-resource and --host-policy.
+"""What models share: --rate-limit, --rate-limit-resource, --host-policy and --cache-config.
 
 Parsed with the settings, so an invalid value prevents startup. Source: Triton server, command_line_parser.cc, and
 core, numa_utils.cc.
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.batching.devices.placement import Devices
 
-    from .running_settings import RunningSettings
+    from .model_settings import ModelSettings
 
 MAX_CPUS = 4096
 NODES = Path("/sys/devices/system/node")
 """Where Linux lists the CPUs of each NUMA node."""
+_LOCAL_CACHE, _MAX_CACHE_BYTES = "local", 1 << 50
 _RANGE = "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
 
 
-def make_devices(settings: RunningSettings) -> Devices:
+def make_devices(settings: ModelSettings) -> Devices:
     """Make what the Engine's models share."""
     # imported here because batching imports numpy, which would slow down the command line
     from penstock.batching.devices.placement import Devices
@@ -61,9 +62,8 @@ def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str
     node_policies: dict[str, frozenset[int]] = {}
     policies: dict[str, frozenset[int]] = {}
     for entry in entries:
-        name, comma, setting = (part.strip() for part in entry.partition(","))
-        key, equals, value = (part.strip() for part in setting.partition("="))
-        if not (name and comma and key and equals and value):
+        name, key, value = _split_rule(entry)
+        if not (name and key and value):
             raise ValueError(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {entry}")
         if key not in {"cpu-cores", "numa-node"}:
             raise ValueError(f"'{entry}': the setting '{key}' is not supported, known: cpu-cores, numa-node")
@@ -74,6 +74,41 @@ def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str
         else:
             node_policies[name] = _node_cpus(value, nodes)
     return node_policies | policies
+
+
+def parse_cache(entries: Iterable[str]) -> int:
+    """Read the values of --cache-config, `NAME,SETTING=VALUE`, for one cache only.
+
+    Returns: the size of the cache in bytes, 0 for no cache. Raises: ValueError.
+    """
+    size_bytes = 0
+    names: set[str] = set()
+    for entry in entries:
+        name, key, value = _split_rule(entry)
+        if not (name and key and value):
+            raise ValueError(f"'{entry}' must have the form {_LOCAL_CACHE},size=BYTES")
+        names.add(name)
+        if len(names) > 1:
+            raise ValueError(
+                f"multiple cache configurations ({', '.join(sorted(names))}), but only one cache is supported"
+            )
+        if name != _LOCAL_CACHE:
+            raise ValueError(f"'{entry}': unknown cache '{name}', known: {_LOCAL_CACHE}")
+        if key != "size":
+            raise ValueError(f"'{entry}': unknown setting '{key}' of cache '{_LOCAL_CACHE}', known: size")
+        if size_bytes:
+            raise ValueError(f"'{entry}': the size is set twice")
+        if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= _MAX_CACHE_BYTES:
+            raise ValueError(f"'{entry}': the size must be from 1 to {_MAX_CACHE_BYTES} bytes")
+        size_bytes = int(value)
+    return size_bytes
+
+
+def _split_rule(entry: str) -> tuple[str, str, str]:
+    """Return the parts of `NAME,SETTING=VALUE`; those that are missing are empty."""
+    name, _, setting = entry.partition(",")
+    key, _, value = setting.partition("=")
+    return name.strip(), key.strip(), value.strip()
 
 
 def _node_cpus(value: str, nodes: Path) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Starting: problems that prevent a start and can be seen from the settings. Called by the server and by `check`."""
+"""Problems that prevent a start and can be seen from the settings. Called by the server and by `check`."""
 
 from __future__ import annotations
 

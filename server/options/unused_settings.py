@@ -1,4 +1,4 @@
-"""Idle: settings that have no effect because another one that they depend on is not set. Reported by the CLI."""
+"""Settings that have no effect because another one that they depend on is not set. Reported by the CLI."""
 
 from __future__ import annotations
 

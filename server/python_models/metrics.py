@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.server.telemetry.exposition import label_value, number
+from penstock.server.telemetry.exposition import histogram_lines, label_value, number
 from penstock.server.telemetry.families import FAMILIES
 
 from .messages import LABEL_NAME, METRIC_NAME
@@ -133,10 +133,5 @@ def _render_metric(name: str, kind: str, labels: Labels, metric: _Metric) -> Ite
     if kind != "histogram":
         yield f"{name}{{{label_text}}} {number(metric.value)}" if label_text else f"{name} {number(metric.value)}"
         return
-    cumulative, comma = 0, "," if label_text else ""
-    for bound, count in zip((*map(number, metric.buckets), "+Inf"), metric.counts, strict=True):
-        cumulative += count
-        yield f'{name}_bucket{{{label_text}{comma}le="{bound}"}} {cumulative}'
-    braces = f"{{{label_text}}}" if label_text else ""
-    yield f"{name}_sum{braces} {number(metric.value)}"
-    yield f"{name}_count{braces} {cumulative}"
+    edges = [*map(number, metric.buckets)]
+    yield from histogram_lines(name, label_text, edges, metric.counts, number(metric.value))

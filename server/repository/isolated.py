@@ -1,21 +1,18 @@
 """ONNX models that request a process of their own, and the settings of processes that a runtime runs in.
 
-Used by scan.py and inapplicable.py, and by tensorflow.py, whose models always have their own process.
+Used by scan.py and inapplicable.py, and by tensorflow.py, whose models always have a process of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from penstock.batching.spec import ModelSpec
 
 from . import python
-from .findings import Finding
 from .parsed_config import ParsedConfig
 
 ISOLATED = "runtime.isolated"
-_LIMIT_KEYS = ("worker.timeout_s", "worker.memory_mb")
 _WORKER_KEYS = ("interpreter", "requirements", "timeout_s")
 
 
@@ -39,24 +36,3 @@ def as_isolated(spec: ModelSpec, parsed: ParsedConfig) -> ModelSpec:
     if not is_isolated(parsed):
         return spec
     return replace(spec, options={**spec.options, **worker_options(parsed)}, worker=python.worker_spec(parsed))
-
-
-def find_mistakes(parsed: ParsedConfig) -> list[Finding]:
-    """Find process settings that have no effect on an ONNX model."""
-    return [parsed.make_mistake(name, text) for name, text in _ineffective(parsed)]
-
-
-def _ineffective(parsed: ParsedConfig) -> Iterator[tuple[str, str]]:
-    isolated = is_isolated(parsed)
-    for name in parsed.values:
-        if not name.startswith("worker.") or (isolated and name in _LIMIT_KEYS):
-            continue
-        models = "Python and TensorFlow models"
-        if name in _LIMIT_KEYS:
-            models += f", and ONNX models with {ISOLATED}"
-        yield name, f"{name} is for {models}; for hooks, set hooks.{name.partition('.')[2]}"
-    if isolated and parsed.get("batching.executor") == "loop":
-        yield (
-            "batching.executor",
-            f"batching.executor does not apply with {ISOLATED}: the event loop cannot wait for the model's process",
-        )

@@ -18,6 +18,7 @@ from .findings import Finding, MistakeError, path_exists, read_text, resolve_ins
 from .parsed_config import ParsedConfig
 from .placing import ANY_DEVICE
 
+NATIVE_FILE = "penstock.toml"
 _PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
 _NAME = rf"({_PART}(?:\s*\.\s*{_PART})*)"
 _WORD_LINE = re.compile(rf"\s*{_NAME}\s*=")

@@ -24,8 +24,8 @@ from penstock.server.threads import StripedLocks
 from .address import Address
 from .credentials import CredentialError
 from .depot import Depot, make_copy_folder
-from .inapplicable import NATIVE_FILE
 from .overrides import PATH_PARTS, is_component
+from .penstock_toml import NATIVE_FILE
 from .scan import CONFIG_FILE
 from .versions import VERSION
 

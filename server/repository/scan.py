@@ -18,7 +18,7 @@ from . import isolated, placing, python, tensorflow
 from .defaults import Defaults
 from .fields.identity import BACKEND, PYTHON, TENSORFLOW
 from .findings import DUPLICATE, Finding, MistakeError
-from .inapplicable import NATIVE_FILE, find_inapplicable
+from .inapplicable import find_inapplicable
 from .libraries import with_libraries
 from .model_config import MODEL_FILE
 from .model_config import read as read_config
@@ -33,7 +33,7 @@ from .names import (
 )
 from .parsed_config import ParsedConfig, make_spec, merge
 from .pbtxt import model_config_pb2, parse
-from .penstock_toml import read_toml
+from .penstock_toml import NATIVE_FILE, read_toml
 from .versions import VERSION, choose_versions, list_versions, locate_version, set_policy
 
 __all__ = ["CONFIG_FILE", "Defaults", "ModelEntry", "list_names", "locate", "read_folder", "read_model", "scan"]
@@ -230,10 +230,7 @@ def _read_single(path: Path, defaults: Defaults) -> tuple[list[ModelEntry], list
     config = model_config_pb2().ModelConfig(name=name, default_model_filename=path.name)
     set_policy(config, ParsedConfig(path))
     spec = make_spec(name, path, parsed, defaults)
-    if path.is_dir():
-        spec = tensorflow.as_tensorflow(spec, parsed, *defaults.for_tensorflow)
-    else:
-        spec = isolated.as_isolated(spec, parsed)
+    spec = tensorflow.as_tensorflow(spec, parsed, defaults) if path.is_dir() else isolated.as_isolated(spec, parsed)
     spec = _place(spec, parsed, defaults, findings)
     findings += find_inapplicable(spec, parsed)
     return [_make_entry(spec, parsed, config, [(1, path)], findings)], []
@@ -258,7 +255,7 @@ def read_folder(folder: Path, defaults: Defaults, override: Any = None) -> Model
     if backend == PYTHON:
         spec = python.as_python(spec, parsed, config)
     elif backend == TENSORFLOW:
-        spec = tensorflow.as_tensorflow(spec, parsed, *defaults.for_tensorflow)
+        spec = tensorflow.as_tensorflow(spec, parsed, defaults)
     else:
         spec = isolated.as_isolated(spec, parsed)
     spec = _place(spec, parsed, defaults, findings)

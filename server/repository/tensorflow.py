@@ -1,11 +1,10 @@
-"""TensorFlow models in a repository: recognizes them, locates their SavedModels, and checks their settings.
+"""TensorFlow models in a repository: recognizes them, and locates their SavedModels.
 
 Used by scan.py. Nothing here imports TensorFlow: a model is loaded by its own process (server/isolated).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,16 @@ from typing import Any
 from penstock.batching.spec import ModelSpec
 
 from . import isolated, python
+from .defaults import Defaults
 from .fields.ensembles import PLATFORM as ENSEMBLE
 from .fields.identity import GRAPHDEF, PYTHON, SAVED_MODEL, TENSORFLOW
 from .findings import Finding
-from .libraries import LIBRARIES
 from .parsed_config import ParsedConfig
 from .versions import VERSION, missing_file
 
 SAVED_MODEL_FILE, GRAPHDEF_FILE = "model.savedmodel", "model.graphdef"
 GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """A folder that holds one of these is a SavedModel."""
-
-TENSORFLOW_ONLY = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
-"""Settings that apply to no other runtime."""
-_ONNX_ONLY = (
-    "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
-    "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt",
-    isolated.ISOLATED, LIBRARIES,
-)  # fmt: skip
 
 
 def is_saved_model(folder: Path) -> bool:
@@ -110,36 +101,9 @@ def _contents(folder: Path) -> str:
     return ", ".join(sorted(child.name for child in folder.iterdir())[:8]) or "nothing"
 
 
-def find_mistakes(parsed: ParsedConfig) -> list[Finding]:
-    """Find settings that have no effect on a TensorFlow model."""
-    return [
-        parsed.make_mistake(name, f"{name} does not apply to a TensorFlow model: {why}")
-        for name, why in _ineffective(parsed)
-    ]
-
-
-def _ineffective(parsed: ParsedConfig) -> Iterator[tuple[str, str]]:
-    for name in parsed.values:
-        if name in _ONNX_ONLY:
-            yield name, "it is for ONNX Runtime"
-    if parsed.get("batching.executor") == "loop":
-        yield "batching.executor", "it runs in its own process, which the event loop cannot wait for"
-
-
-def find_foreign_settings(parsed: ParsedConfig) -> list[Finding]:
-    """Find TensorFlow settings of a model of another runtime."""
-    return [
-        parsed.make_mistake(name, f"{name} is for TensorFlow models")
-        for name in parsed.values
-        if name in TENSORFLOW_ONLY
-    ]
-
-
-def as_tensorflow(spec: ModelSpec, parsed: ParsedConfig, rows: int, options: Mapping[str, str]) -> ModelSpec:
-    """Complete the spec of a TensorFlow model.
-
-    `rows` and `options` are the server's defaults for all of them. The options also determine where its process runs.
-    """
+def as_tensorflow(spec: ModelSpec, parsed: ParsedConfig, defaults: Defaults) -> ModelSpec:
+    """Complete the spec of a TensorFlow model. Its options also determine where its process runs."""
+    rows, options = defaults.for_tensorflow
     merged = {**options, **spec.options}
     if float(merged.get("gpu_memory_fraction", "0")):
         merged["allow_growth"] = "0"  # as in Triton: a reserved fraction does not grow

@@ -1,7 +1,8 @@
 """Sharing: which calls of a component may share a batch, and what its worker is sent when they do (`--batching`).
 
-Made by loading.py. The server decodes a body that may share a batch as the worker would, with the same functions. A
-body that it cannot decode, or must not, travels unread. inside/rows.py is the worker's side.
+Made by loading.py. The server decodes a body that may share a batch with the worker's own functions, which need no
+component and no seldon_core. A body that it cannot decode, or must not, travels unread. inside/rows.py is the worker's
+side.
 
 A message of kind ROWS: JSON, {"payload_kind", "kind", "names", "rows": [of each request], "envelopes": [bytes of
 each]}, a line feed, the envelopes, and the requests' rows: small ones already in one array. Its answer: TOGETHER, the
@@ -10,16 +11,19 @@ length of each answer, and the answers, each as that of a CALL; or APART, or NEV
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from .calls import SeldonCall
+from .inside.payloads import loads, split_message
+from .inside.proto_values import array_of
 from .messages import NEVER, TOGETHER, ComponentDescription, Endpoint, PayloadKind
-from .payload_rows import NDARRAY, TENSOR, PayloadRows, rows_of_json, rows_of_proto
+from .protos import message_class
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -30,6 +34,10 @@ MAX_FAILURES = 8
 """After this many batches in a row that had to run apart, sharing stops: the component takes one request at a time."""
 SMALL_BYTES = 64 << 10
 """Rows of at most this many bytes in total are concatenated here; larger ones in the worker, which has time for it."""
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+
+TENSOR, NDARRAY = "tensor", "ndarray"
 ENCODINGS = (TENSOR, NDARRAY)
 NUMERIC_KINDS = "biuf"
 """Kinds of arrays that may be concatenated: their values do not change next to others of their datatype."""
@@ -116,3 +124,52 @@ class Sharing:
         for call, size in zip(calls, sizes, strict=True):
             call.reply = body[offset : offset + size]
             offset += size
+
+
+class PayloadRows(NamedTuple):
+    """The content of a body. `kind` is TENSOR or NDARRAY; `envelope` is what the answer needs besides the rows."""
+
+    array: Array
+    kind: str
+    names: tuple[str, ...]
+    envelope: bytes
+    has_meta: bool
+
+
+def rows_of_json(body: bytes) -> PayloadRows | None:
+    """Decode a body of JSON; None if it is anything but plain rows.
+
+    The envelope is its meta as JSON, b"" for none.
+    """
+    try:
+        message = loads(body)
+        data = message["data"]
+        kind = TENSOR if TENSOR in data else NDARRAY
+        names = data.get("names", ())
+        if kind not in data or type(names) not in (list, tuple) or not all(type(name) is str for name in names):
+            return None
+        array, meta, _, _ = split_message(message)
+        has_meta = "meta" in message
+        if has_meta and type(meta) is not dict:
+            return None
+        return PayloadRows(array, kind, tuple(names), json.dumps(meta).encode() if has_meta else b"", has_meta)
+    except Exception:  # noqa: BLE001 - the worker reports what is wrong with it
+        return None
+
+
+def rows_of_proto(body: bytes, *, exact: bool) -> PayloadRows | None:
+    """Decode a SeldonMessage like `rows_of_json`. The envelope is the message without its values."""
+    try:
+        message = message_class("SeldonMessage").FromString(body)
+        if message.WhichOneof("data_oneof") != "data":
+            return None
+        data = message.data
+        kind = data.WhichOneof("data_oneof")
+        if kind not in (TENSOR, NDARRAY):
+            return None
+        array = array_of(data, exact=exact)
+        getattr(data, kind).Clear()
+        getattr(data, kind).SetInParent()
+        return PayloadRows(array, kind, tuple(data.names), message.SerializeToString(), message.HasField("meta"))
+    except Exception:  # noqa: BLE001 - as above
+        return None

@@ -25,7 +25,7 @@ from penstock.server.signals import on_signal
 from penstock.server.threads import new_loop
 
 from .fleet import LISTENING, READY
-from .kinds import (
+from .message_kinds import (
     ATTACH,
     BOARD,
     COUNTS,

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 
-from .kinds import START
+from .message_kinds import START
 from .process_watch import ProcessWatch
 
 CHILD_MODULE = "penstock.server.supervisor.child"

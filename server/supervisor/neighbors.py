@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.server.fronts.connection_spread import Board, board_bytes
 
-from .kinds import BOARD, NEW_NEIGHBOR
+from .message_kinds import BOARD, NEW_NEIGHBOR
 
 if TYPE_CHECKING:
     from .child_process import Child

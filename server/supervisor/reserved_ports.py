@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.server.listening.socket_options import block_new_connections
-from penstock.server.listening.sockets import bind_all, bind_one
+from penstock.server.listening.sockets import bind_all, bind_one, block_new_connections
 from penstock.server.settings import Settings
 
 _SETTINGS = {"HTTP": "http_port", "gRPC": "grpc_port", "metrics": "metrics_port"}

@@ -6,8 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.settings import Settings
 
@@ -33,17 +32,30 @@ def prepare() -> None:
     collect_and_freeze()
 
 
-class Role(Protocol):
+class Role:
     """What a process runs. `listen` and `load` are called in either order, once each."""
 
     async def listen(self) -> None:
         """Listen. Raises: StartError."""
+        raise NotImplementedError
 
     async def load(self) -> dict[str, Any]:
         """Become ready to serve requests. Returns: details for the supervisor."""
+        raise NotImplementedError
 
     def attach(self, sock: socket.socket) -> None:
         """Connect to an engine, or to a front end, over this socket."""
+        raise NotImplementedError
+
+    async def drain(self, *, last: bool) -> int:
+        """Finish accepted requests; `last`: nothing replaces the process. Returns: how much was dropped."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End immediately, dropping everything."""
+        raise NotImplementedError
+
+    # -- what only one of the roles is sent ------------------------------------------------------------------------
 
     def add_neighbor(self, slot: int, sock: socket.socket) -> None:
         """Add the socket to a front end that was started after this one."""
@@ -57,14 +69,8 @@ class Role(Protocol):
     def flush(self) -> None:
         """Hold no more batches open: the front ends are about to end."""
 
-    async def drain(self, *, last: bool) -> int:
-        """Finish accepted requests; `last`: nothing replaces the process. Returns: how much was dropped."""
 
-    async def close(self) -> None:
-        """End immediately, dropping everything."""
-
-
-class FrontProcess:
+class FrontProcess(Role):
     """A front end."""
 
     def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
@@ -96,15 +102,6 @@ class FrontProcess:
         else:
             self._spread.add_neighbor(slot, sock)
 
-    def update_counts(self, counts: Mapping[str, Any]) -> None:
-        """Do nothing: not sent to a front end."""
-
-    def on_saved_change(self, key: str) -> None:
-        """Do nothing: not sent to a front end."""
-
-    def flush(self) -> None:
-        """Do nothing: not sent to a front end."""
-
     async def drain(self, *, last: bool) -> int:
         return await self._server.drain(server_stopping=last)
 
@@ -112,7 +109,7 @@ class FrontProcess:
         await self._server.close()
 
 
-class EngineProcess:
+class EngineProcess(Role):
     """The engine's process. It drains when its front ends have gone, since they may still send accepted requests.
 
     It also drains when the supervisor says so: a signal has reached the engine alone, and another will replace it. If
@@ -136,7 +133,7 @@ class EngineProcess:
             on_front_lost=self._on_front_lost,
             apply_log_levels=self._saved_state.saving_logs(supervisor.logs.apply),
         )
-        self._saved_state.watch(self._server)
+        self._saved_state.watch(self._server.server)
         self._server.server.on_device_lost = supervisor.request_end
         self._loaded = False
         self._late_restores: list[asyncio.Future[None]] = []
@@ -147,20 +144,17 @@ class EngineProcess:
             self._no_fronts.set()
 
     async def listen(self) -> None:
-        await self._saved_state.restore_settings(self._server)
+        await self._saved_state.restore_settings()
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:
-        reasons = await self._server.load(partial(self._saved_state.restore, self._server))
+        reasons = await self._server.load(self._saved_state.restore)
         self._loaded = True
         return {"reasons": reasons, "serves": self._server.server.status_line}
 
     def attach(self, sock: socket.socket) -> None:
         self._fronts.add(self._server.attach(sock))
         self._no_fronts.clear()
-
-    def add_neighbor(self, slot: int, sock: socket.socket) -> None:
-        """Do nothing: not sent to the engine."""
 
     def update_counts(self, counts: Mapping[str, Any]) -> None:
         self._server.server.metrics.processes = {
@@ -171,7 +165,7 @@ class EngineProcess:
 
     def on_saved_change(self, key: str) -> None:
         if self._loaded:
-            self._late_restores.append(asyncio.ensure_future(self._saved_state.restore_key(self._server, key)))
+            self._late_restores.append(asyncio.ensure_future(self._saved_state.restore_key(key)))
 
     def flush(self) -> None:
         self._server.engine.flush()

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.v2.regions import SYSTEM
+from penstock.server.v2.regions import CUDA
 
 if TYPE_CHECKING:
-    from penstock.server.fronts.engine_server import EngineServer
+    from penstock.server.serve import Server
     from penstock.server.telemetry.logs import LogLevels
     from penstock.server.v2.regions import Region
 
@@ -27,22 +27,24 @@ _LOGS, _REGION, _MODEL, _TRACE = "logs", "region ", "model ", "trace "
 
 
 class SavedState:
-    """The saved state of one engine. `saved` is that of the previous engine, by key.
+    """The saved state of one engine, to be used once `watch` has been called. `saved` is that of the previous engine.
 
     Invariant: state that `restore` has restored is saved for the next engine too: the supervisor still has it.
     """
 
     def __init__(self, supervisor: SupervisorLink, saved: Mapping[str, JournalEntry]) -> None:
         self._supervisor = supervisor
+        self._server: Server
         self._saved = saved
         self._restored: dict[str, JournalEntry] = {}
         self._restoring: set[str] = set()
         self._regions: set[str] = set()
         self._traces: dict[str, dict[str, Any]] = {}
 
-    def watch(self, server: EngineServer) -> None:
-        """Save changes from now on."""
-        regions, traces = server.server.shared_memory.regions, server.server.observability.traces
+    def watch(self, server: Server) -> None:
+        """Save changes of an engine's Server from now on; what is restored is restored there."""
+        self._server = server
+        regions, traces = server.shared_memory.regions, server.observability.traces
         added, dropped = regions.on_add, regions.on_drop
 
         def add(region: Region) -> None:
@@ -55,7 +57,7 @@ class SavedState:
 
         regions.on_add, regions.on_drop = add, drop
         traces.on_change = self._save_trace
-        server.server.control.on_request = self._save_model
+        server.control.on_request = self._save_model
 
     def saving_logs(self, apply: Callable[[LogLevels], None]) -> Callable[[LogLevels], None]:
         """Return a function that applies log settings, and saves them."""
@@ -93,15 +95,15 @@ class SavedState:
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
-    async def restore_settings(self, server: EngineServer) -> None:
+    async def restore_settings(self) -> None:
         """Restore what needs no model, before clients can connect and refer to regions, or change settings."""
-        await self._restore_all(server, lambda key: key == _TRACE or not key.startswith((_MODEL, _TRACE)))
+        await self._restore_all(lambda key: key == _TRACE or not key.startswith((_MODEL, _TRACE)))
 
-    async def restore(self, server: EngineServer) -> None:
+    async def restore(self) -> None:
         """Load and unload the models that clients had loaded and unloaded, and restore their trace settings."""
-        await self._restore_all(server, lambda _: True)
+        await self._restore_all(lambda _: True)
 
-    async def _restore_all(self, server: EngineServer, is_due: Callable[[str], bool]) -> None:
+    async def _restore_all(self, is_due: Callable[[str], bool]) -> None:
         # more may arrive while models load
         while due := [
             key for key, entry in self._saved.items() if is_due(key) and self._restored.get(key) is not entry
@@ -109,46 +111,42 @@ class SavedState:
             for key in sorted(due, key=lambda key: key.startswith(_TRACE)):
                 if self._restored.get(key) is not self._saved[key]:
                     self._restored[key] = self._saved[key]
-                    await self.restore_key(server, key)
+                    await self.restore_key(key)
 
-    async def restore_key(self, server: EngineServer, key: str) -> None:
+    async def restore_key(self, key: str) -> None:
         """Restore one key."""
         value, descriptors = self._saved[key]
         self._restoring.add(key)
         try:
             if key.startswith(_MODEL):
-                await self._restore_model(server, key.removeprefix(_MODEL), value)
+                await self._restore_model(key.removeprefix(_MODEL), value)
             elif key.startswith(_TRACE):
                 model = key.removeprefix(_TRACE)
                 self._traces[model] = dict(value)
-                server.server.observability.traces.update(model, value)
+                self._server.observability.traces.update(model, value)
             elif key == _LOGS:
-                server.server.observability.logging.update(value)
+                self._server.observability.logging.update(value)
             else:
-                self._restore_region(server, key.removeprefix(_REGION), value, descriptors)
+                self._restore_region(key.removeprefix(_REGION), value, descriptors)
         except (InferError, OSError) as error:
             logger.error("%s could not be restored: %s", key, error)  # noqa: TRY400 - the reason is all
         finally:
             self._restoring.discard(key)
 
-    async def _restore_model(self, server: EngineServer, name: str, change: Mapping[str, Any]) -> None:
+    async def _restore_model(self, name: str, change: Mapping[str, Any]) -> None:
         if "unload" in change:
-            await server.server.control.unload(name, dependents=change["unload"])
+            await self._server.control.unload(name, dependents=change["unload"])
         elif change["files"]:
             logger.error("model %s was loaded from files in a request and must be loaded again by a request", name)
         else:
-            await server.server.control.load(name, change["config"])
+            await self._server.control.load(name, change["config"])
 
-    def _restore_region(self, server: EngineServer, name: str, value: Any, descriptors: list[int]) -> None:
-        memory = server.server.shared_memory
+    def _restore_region(self, name: str, value: Any, descriptors: list[int]) -> None:
+        memory = self._server.shared_memory
         for old in memory.regions:
             if old.name == name:
                 memory.regions.drop(old.kind, name)
         if value is None:
             return
-        region = value["region"]
-        if value["kind"] == SYSTEM:
-            if descriptors:
-                memory.system.adopt(**region, descriptor=descriptors.pop())
-        else:
-            memory.cuda.register(name, bytes.fromhex(region["raw_handle"]), region["device_id"], region["byte_size"])
+        if descriptors or value["kind"] == CUDA:
+            memory.adopt(value["kind"], value["region"], descriptors)

@@ -21,7 +21,7 @@ from penstock.server.ipc.wire import Message
 from penstock.server.listening.sockets import StartError
 from penstock.server.settings import Settings
 
-from . import kinds
+from . import message_kinds
 from .child_process import Child, describe_exit
 from .fleet import DRAINING, ENGINE, FRONT, LISTENING, READY, Fleet, FleetActions, Member
 from .journal import Journal
@@ -56,7 +56,11 @@ class Supervisor:
         self._ports = ReservedPorts()
         self._journal = Journal()
         self._neighbors = Neighbors(settings.http_workers)
-        actions = FleetActions(self._start, self._pair, self._drain_one, self._kill_one, self._flush_one)
+        actions = FleetActions(
+            start=self._start, pair=self._pair, kill=self._kill_one,
+            drain=lambda member: self._send(member, message_kinds.DRAIN, int(self.fleet.draining)),
+            flush=lambda member: self._send(member, message_kinds.FLUSH),
+        )  # fmt: skip
         self.fleet = Fleet(settings.http_workers, actions)
         self._children: dict[int, Child] = {}
         self._state_changed = asyncio.Event()
@@ -114,18 +118,18 @@ class Supervisor:
 
     def handle_hangup(self) -> None:
         """Replace every process without interrupting service."""
-        if not self._loaded or not self.fleet.replace():
+        if self._loaded and self.fleet.replace():
+            logger.info("SIGHUP: replacing every process")
+        else:
             logger.warning("SIGHUP ignored: processes are starting or ending")
-            return
-        logger.info("SIGHUP: replacing every process")
 
     async def drain(self) -> int:
         """End every process in order. Returns: how many have dropped anything."""
         if self._faults is not None:
             self._faults.stop()
         self.fleet.drain()
-        for child in self._spares():
-            child.kill()
+        if self._spare is not None:
+            self._spare.kill()
         limit_s = self._settings.drain_delay_secs + 2 * self._settings.exit_timeout_secs + GRACE_S
         try:
             async with asyncio.timeout(limit_s):
@@ -148,11 +152,8 @@ class Supervisor:
     def force(self) -> None:
         """Kill every process."""
         self.fleet.draining = True
-        for child in (*self._children.values(), *self._spares()):
+        for child in (*self._children.values(), *([self._spare] if self._spare else ())):
             child.kill()
-
-    def _spares(self) -> list[Child]:
-        return [self._spare] if self._spare else []
 
     async def _wait_for_state(self, state: str) -> None:
         """Wait until all have first reached a state. Raises: StartError if one cannot start."""
@@ -185,7 +186,7 @@ class Supervisor:
             self._spare, child.on_messages, child.on_exit = None, on_messages, on_exit
             self._children[number] = child
             for key, (value, descriptors) in self._journal if member.role == ENGINE else ():
-                child.send(kinds.RESTORE, 0, json.dumps([key, value]).encode(), descriptors)
+                child.send(message_kinds.RESTORE, 0, json.dumps([key, value]).encode(), descriptors)
             if member.role == FRONT:
                 self._neighbors.add(number, child)
             child.assign(assignment)
@@ -203,8 +204,7 @@ class Supervisor:
         try:
             ends = socket.socketpair()
             for member, end in zip((front, engine), ends, strict=True):
-                if member.number in self._children:
-                    self._children[member.number].send(kinds.ATTACH, self._last_pairing, descriptors=[end.fileno()])
+                self._send(member, message_kinds.ATTACH, self._last_pairing, descriptors=[end.fileno()])
         except OSError as error:
             logger.error("%s could not be connected to the engine: %s", front.name, error)  # noqa: TRY400 - likewise
             self._loop.call_later(CHECK_S, self._on_disconnect, front.number, self._last_pairing)
@@ -217,29 +217,28 @@ class Supervisor:
         if self._pairings.get(number) == pairing:
             self.fleet.on_disconnect(number)
 
-    def _drain_one(self, member: Member) -> None:
-        if member.number in self._children:
-            self._children[member.number].send(kinds.DRAIN, int(self.fleet.draining))
-
-    def _flush_one(self, member: Member) -> None:
-        if member.number in self._children:
-            self._children[member.number].send(kinds.FLUSH)
-
     def _kill_one(self, member: Member) -> None:
         self._killed_early.add(member.number)
         if member.number in self._children:
             self._children[member.number].kill()
+
+    def _send(
+        self, member: Member, kind: int, number: int = 0, body: bytes = b"", descriptors: Sequence[int] = ()
+    ) -> None:
+        """Send a message to a process, unless it could not be started."""
+        if member.number in self._children:
+            self._children[member.number].send(kind, number, body, descriptors)
 
     # -- events ------------------------------------------------------------------------------------------------
 
     def _receive(self, number: int, messages: list[Message]) -> None:
         for kind, _, body, _, descriptors in messages:
             child = self._children.get(number)
-            if kind == kinds.PONG and child is not None:
+            if kind == message_kinds.PONG and child is not None:
                 child.watch.on_pong()
-            elif kind == kinds.SAVE:
+            elif kind == message_kinds.SAVE:
                 self._save(number, body, descriptors)
-            elif kind == kinds.STATE:
+            elif kind == message_kinds.STATE:
                 self._on_state(number, json.loads(body))
 
     def _save(self, number: int, body: bytes, descriptors: list[int]) -> None:
@@ -250,21 +249,20 @@ class Supervisor:
             return  # this is state it has restored; clients may have changed the serving engine since
         newer = fleet.next_generation if generation == fleet.generation else fleet.generation
         for engine in fleet.members_of(newer, ENGINE) if newer is not None else ():
-            if engine.number in self._children:
-                self._children[engine.number].send(kinds.RESTORE, 0, body, descriptors)
+            self._send(engine, message_kinds.RESTORE, 0, body, descriptors)
         self._journal.put(key, value, descriptors)
         descriptors.clear()
 
     def _on_state(self, number: int, report: dict[str, Any]) -> None:
         state, member = report["state"], self.fleet.members[number]
-        if state == kinds.FAILED:
+        if state == message_kinds.FAILED:
             if self._loaded:
                 logger.error("%s failed to start: %s", member.name, report["reason"])
             else:
                 self._start_error = report["reason"]
-        elif state == kinds.DISCONNECTED:
+        elif state == message_kinds.DISCONNECTED:
             self._on_disconnect(number, report["pairing"])
-        elif state == kinds.SIGNALED:
+        elif state == message_kinds.SIGNALED:
             self.fleet.on_signal(number, self._loop.time())
         else:
             if member.role == ENGINE and state == READY:
@@ -317,7 +315,7 @@ class Supervisor:
             self._keep_spare(now_s)
             for number, child in list(self._children.items()):
                 if ticks % round(PING_S / CHECK_S) == 0:
-                    child.send(kinds.PING, ticks)
+                    child.send(message_kinds.PING, ticks)
                 reason = child.watch.check(*read_main_thread(child.pid), now_s)
                 if reason and number not in self._kill_reasons:
                     self._kill_reasons[number] = f"killed, because {reason}"
@@ -332,7 +330,7 @@ class Supervisor:
             self._spare_due_s = now_s + SPARE_RETRY_S
             with contextlib.suppress(OSError):
                 self._spare = Child(lambda _: None, self._on_spare_exit)
-                self._spare.send(kinds.PREPARE, 0, self._roles[ENGINE].partition(":")[0].encode())
+                self._spare.send(message_kinds.PREPARE, 0, self._roles[ENGINE].partition(":")[0].encode())
 
     def _on_spare_exit(self, status: int) -> None:
         self._spare = None
@@ -346,5 +344,5 @@ class Supervisor:
             "penstock_process_restarts_total": self.fleet.restarts,
         }
         for member in members:
-            if member.role == ENGINE and member.number in self._children:
-                self._children[member.number].send(kinds.COUNTS, 0, json.dumps(counts).encode())
+            if member.role == ENGINE:
+                self._send(member, message_kinds.COUNTS, 0, json.dumps(counts).encode())

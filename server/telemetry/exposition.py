@@ -29,9 +29,10 @@ def decimal(value: int, digits: int) -> str:
 
 def histogram_lines(name: str, labels: str, edges: Sequence[str], counts: Sequence[int], total: str) -> Iterator[str]:
     """Yield the lines of a histogram. `counts` are not cumulative; there is one more than edges, for larger values."""
-    cumulative = 0
+    cumulative, prefix = 0, f"{labels}," if labels else ""
     for edge, count in zip((*edges, "+Inf"), counts, strict=True):
         cumulative += count
-        yield f'{name}_bucket{{{labels},le="{edge}"}} {cumulative}'
-    yield f"{name}_sum{{{labels}}} {total}"
-    yield f"{name}_count{{{labels}}} {cumulative}"
+        yield f'{name}_bucket{{{prefix}le="{edge}"}} {cumulative}'
+    braces = f"{{{labels}}}" if labels else ""
+    yield f"{name}_sum{braces} {total}"
+    yield f"{name}_count{braces} {cumulative}"

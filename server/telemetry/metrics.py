@@ -7,9 +7,12 @@ Rendering yields to the event loop after each model, so a scrape never blocks se
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from penstock.batching.histogram import HistogramSnapshot
@@ -27,7 +30,6 @@ from penstock.server.engines import ListsModels
 from penstock.server.options.metrics_config import MetricsConfig
 from penstock.server.workers.order import END_REASONS, ENDED, STARTED
 
-from .about_server import build_info, model_ready
 from .exposition import decimal, histogram_lines, label_value, number
 from .families import FAMILIES
 from .hardware import Hardware, HardwareSample
@@ -37,6 +39,8 @@ CONTENT_TYPE = "text/plain; charset=utf-8"
 MAX_SHOWN_KEYS = 8
 """The number of shapes per model whose run times are shown: those that ran most while the model has been loaded."""
 
+_ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+"""The distributions that provide it; it is not imported, since a server may have no models that need it."""
 # The events of Model.events by name: their metric and additional labels.
 _EVENTS = {
     "batch_retries": ("penstock_batch_retries_total", ""),
@@ -71,7 +75,7 @@ class Metrics:
         self._connections = connections or {}
         self.processes: Mapping[str, int] = {}
         """For a server with several processes, its supervisor's counts, by metric and label."""
-        self._build = build_info()
+        self._build = _build_info()
         self.readiness: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
         """Returns what should be served, by name and version, and whether it is ready: failed loads have no
         Model."""
@@ -91,7 +95,7 @@ class Metrics:
         for model in self._engine.models():
             self._add_model(lines, model)
             await asyncio.sleep(0)
-        lines["penstock_model_ready"] += model_ready(self.readiness())
+        lines["penstock_model_ready"] += _model_ready(self.readiness())
         lines["penstock_build_info"].append(self._build)
         for name, count in self._connections.items():
             lines[name].append(f"{name} {count()}")
@@ -276,3 +280,26 @@ def _add_sample(lines: Mapping[str, list[str]], sample: HardwareSample) -> None:
         lines[name].append(f"{name} {value}")
     for name, gpu_lines in sample.gpus.items():
         lines[name] += gpu_lines
+
+
+def _build_info() -> str:
+    """Return the line with the versions in use."""
+    versions = {"version": _version("penstock"), "python": platform.python_version(),
+                "onnxruntime": _version(*_ONNX_RUNTIMES)}  # fmt: skip
+    labels = ",".join(f'{name}="{label_value(version)}"' for name, version in versions.items())
+    return f"penstock_build_info{{{labels}}} 1"
+
+
+def _version(*distributions: str) -> str:
+    for name in distributions:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
+
+
+def _model_ready(readiness: Iterable[tuple[str, str, bool]]) -> list[str]:
+    """Return a line for each name, version and readiness."""
+    return [
+        f'penstock_model_ready{{model="{label_value(name)}",version="{version}"}} {int(ready)}'
+        for name, version, ready in readiness
+    ]

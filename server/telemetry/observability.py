@@ -24,7 +24,7 @@ from penstock.server.tracing.trace import TraceSink
 from penstock.server.tracing.tracer import Tracer
 from penstock.server.v2.logging_settings import LogSettings
 from penstock.server.v2.routes import Route
-from penstock.server.v2.tracing import TraceSettings
+from penstock.server.v2.trace_settings import TraceSettings
 
 from .hardware import Hardware, SamplingPlan
 from .metrics import Metrics, labels_of

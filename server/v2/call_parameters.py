@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, RequestOptions
@@ -156,23 +156,6 @@ class Options:
 DEFAULT_OPTIONS = Options()
 
 
-class Parameters(NamedTuple):
-    """The parameters of a request: `binary` applies to outputs it does not name, `custom` are the client's own."""
-
-    binary: bool = False
-    timeout_us: int = 0
-    hooks: bool = True
-    custom: Mapping[str, Any] | None = None
-    target_us: int = 0
-    priority: int = 0
-    sequence: InSequence | None = None
-    empty_final: bool = False
-
-
-NO_PARAMETERS = Parameters()
-_ALL_BINARY = Parameters(binary=True)
-
-
 def invalid(text: str) -> InferError:
     """Return the error for a request that is invalid by itself."""
     return InferError(Code.INVALID, text)
@@ -185,8 +168,10 @@ def prefix_with_id(request_id: str, error: InferError) -> InferError:
     return error
 
 
-def parse_parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
+def parse_parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> tuple[Options, bool]:
     """Parse a request's parameters; `allowed` are Triton keys that the transport accepts.
+
+    Returns: the options without a plan, and whether outputs that are not named are returned as binary data.
 
     `priority` and the sequence members matter only to models with priority levels and to sequence models; others ignore
     them, as in Triton.
@@ -194,7 +179,7 @@ def parse_parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) ->
     """
     if len(items) == 1 and items.get("binary_data_output") is True:
         # the only parameter of most Triton clients
-        return _ALL_BINARY
+        return DEFAULT_OPTIONS, True
     custom: dict[str, Any] | None = None
     for key, value in items.items():
         if type(value) not in _TYPES:
@@ -210,8 +195,9 @@ def parse_parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) ->
         check_key("headers")
     sequence = _parse_sequence(items)
     timeout_us, priority = parse_unsigned(items, "timeout"), parse_unsigned(items, "priority")
-    return Parameters(
-        parse_flag(items, "binary_data_output", default=False),
+    binary = parse_flag(items, "binary_data_output", default=False)
+    options = Options(
+        None,
         min(timeout_us, _MAX_TIMEOUT_US),
         parse_flag(items, "hooks", default=True),
         custom,
@@ -220,14 +206,7 @@ def parse_parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) ->
         sequence,
         items.get(EMPTY_FINAL) is True,
     )
-
-
-def make_options(parameters: Parameters, plan: Plan) -> Options:
-    """Combine a request's parameters with how its outputs are returned."""
-    return Options(
-        plan, parameters.timeout_us, parameters.hooks, parameters.custom, parameters.target_us, parameters.priority,
-        parameters.sequence, parameters.empty_final,
-    )  # fmt: skip
+    return options, binary
 
 
 def _parse_target_us(value: Any) -> int:

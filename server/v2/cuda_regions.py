@@ -15,7 +15,7 @@ from penstock.backends.cuda import Runtime, find_runtime, unavailable_reason
 from penstock.backends.cuda_calls import HANDLE_BYTES, CudaError
 from penstock.backends.errors import Code, InferError
 
-from .regions import CUDA, Lease, Regions
+from .regions import CUDA, RegionKind, Regions
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -79,7 +79,7 @@ class _CudaRegion:
         return InferError(Code.INVALID, f"unable to {doing} shared memory region: '{self.name}'")
 
 
-class CudaRegions:
+class CudaRegions(RegionKind):
     """CUDA shared memory. `runtime` is the CUDA runtime; None uses the one found on first use.
 
     An allocation registered under several names is mapped once: older drivers refuse to map it again, and newer ones
@@ -87,7 +87,7 @@ class CudaRegions:
     """
 
     def __init__(self, regions: Regions, runtime: Runtime | None = None) -> None:
-        self._regions = regions
+        super().__init__(CUDA, regions)
         self._runtime = runtime
         self._mappings: WeakValueDictionary[tuple[bytes, int], _Mapping] = WeakValueDictionary()
 
@@ -96,7 +96,7 @@ class CudaRegions:
 
         Raises: InferError (UNSUPPORTED: disabled, or no CUDA here; ALREADY_EXISTS, INVALID, OVERLOADED).
         """
-        self._regions.check_name(name)
+        self.regions.check_name(name)
         runtime = self._require_runtime(name)
         if len(raw_handle) != HANDLE_BYTES:
             raise InferError(Code.INVALID, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
@@ -106,19 +106,7 @@ class CudaRegions:
             logger.warning("failed to register CUDA shared memory: %s", error)
             text = f"failed to register shared memory region '{name}': invalid args"
             raise InferError(Code.INVALID, text) from None
-        self._regions.add(_CudaRegion(name, byte_size, mapping))
-
-    def unregister(self, name: str = "") -> None:
-        """Unregister a region, or all CUDA regions. Raises: InferError (UNSUPPORTED)."""
-        self._regions.drop(CUDA, name)
-
-    def status(self, name: str = "") -> list[dict[str, Any]]:
-        """Describe a region, or all CUDA regions. Raises: InferError (UNSUPPORTED, NOT_FOUND)."""
-        return self._regions.describe(CUDA, name)
-
-    def lease(self, name: str, offset: int, byte_size: int) -> Lease:
-        """Lease a part of a region, of either kind. Raises: InferError."""
-        return self._regions.lease(name, offset, byte_size)
+        self.regions.add(_CudaRegion(name, byte_size, mapping))
 
     def _map(self, raw_handle: bytes, device: int, byte_size: int, runtime: Runtime) -> _Mapping:
         """Map an allocation unless it is mapped already. Raises: CudaError, ValueError."""

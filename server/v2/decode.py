@@ -25,7 +25,6 @@ from .call_parameters import (
     Options,
     PerOutputPlan,
     invalid,
-    make_options,
     prefix_with_id,
 )
 from .parsing import NOT_AN_OBJECT, parse
@@ -159,18 +158,18 @@ def _parse_options(
     """Read the parameters and the requested outputs."""
     if parameters is not None and type(parameters) is not dict:
         raise invalid("Unable to parse 'parameters': attempt to access JSON non-object as object")
-    parsed = call_parameters.parse_parameters(parameters) if parameters else call_parameters.NO_PARAMETERS
+    options, binary = call_parameters.parse_parameters(parameters) if parameters else (DEFAULT_OPTIONS, False)
     plan: call_parameters.Plan
     if outputs is not None and type(outputs) is not list:
         raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
     if outputs:
         # as in Triton, `binary_data_output` applies only if no outputs are named
         entries = [(_parse_name(entry), _check_members(entry.get("parameters"), entry["name"])) for entry in outputs]
-        wanted, plan = parse_outputs(model, entries, regions, hooks=parsed.hooks)
+        wanted, plan = parse_outputs(model, entries, regions, hooks=options.hooks)
     else:
         wanted = model.all_outputs
-        plan = (BINARY,) * len(wanted) if parsed.binary else None
-    return wanted, make_options(parsed, plan)
+        plan = (BINARY,) * len(wanted) if binary else None
+    return wanted, options if plan is None else options.with_plan(plan)
 
 
 def _decode_multiple(

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped_buffer import MappedBuffer
 
-from .call_parameters import BINARY, PerOutputPlan
-from .finish import Finished, finish, finish_all, finish_own_outputs, store_all
+from .call_parameters import BINARY
+from .finish import Finished, finish, finish_all, goes_to_leases, store_all
 from .tensors import json_pieces, json_writer, to_binary, to_json
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped_buffer import Body
 
-    from .call_parameters import OutputMode, Plan
+    from .call_parameters import OutputMode, PerOutputPlan, Plan
 
 _MAX_CACHED_PREFIXES = 256
 _LARGE_BYTES = 64 << 10
@@ -214,33 +213,17 @@ class Encoder:
         return prefix
 
 
-def encode_by_mode(encoder: Encoder, request: InferRequest, plan: PerOutputPlan) -> tuple[bytes, int]:
-    """Encode outputs, some as classes or into shared memory. Returns, and raises: as `encode_mixed`."""
-    if plan.all_shared:
-        return encoder.store_and_encode(request, plan), 0
-    return encoder.encode_finished(
-        request.id, finish_all(request.model, request.output_positions, plan, request.outputs or [])
-    )
+def encode_outputs(encoder: Encoder, request: InferRequest, plan: Plan, *, large: bool) -> tuple[Body, int]:
+    """Encode any outputs: as classes, into shared memory, or those of user code.
 
-
-def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[Body, int]:
-    """Encode any outputs, on a thread, into mapped memory. Returns, and raises: as `encode_mixed`."""
+    `large`: on a thread. Returns: as `encode_mixed`, or mapped. Raises: as `encode_mixed`.
+    """
     outputs: Any = request.outputs or []
-    if type(outputs) is CustomOutputs:
-        return encoder.encode_mapped(
-            request.id, finish_own_outputs(request.model, request.output_positions, plan, outputs), outputs.parameters
-        )
-    if type(plan) is PerOutputPlan and plan.all_shared:
+    if goes_to_leases(plan, outputs):
         return encoder.store_and_encode(request, plan), 0
-    return encoder.encode_mapped(request.id, finish_all(request.model, request.output_positions, plan, outputs))
-
-
-def encode_own_outputs(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[bytes, int]:
-    """Encode an answer of user code that differs from its signature. Returns, and raises: as `encode_mixed`."""
-    outputs: Any = request.outputs
-    return encoder.encode_finished(
-        request.id, finish_own_outputs(request.model, request.output_positions, plan, outputs), outputs.parameters
-    )
+    finished = finish_all(request.model, request.output_positions, plan, outputs)
+    encode = encoder.encode_mapped if large else encoder.encode_finished
+    return encode(request.id, finished, getattr(outputs, "parameters", None))
 
 
 def encode_hook_outputs(
@@ -254,12 +237,8 @@ def encode_hook_outputs(
     finished = [
         finish(request.model, (name, datatype_of(outputs[name])), mode, outputs[name]) for name, mode in modes.items()
     ]
-    parameters = getattr(outputs, "parameters", None)
-    return (
-        encoder.encode_mapped(request.id, finished, parameters)
-        if large
-        else encoder.encode_finished(request.id, finished, parameters)
-    )
+    encode = encoder.encode_mapped if large else encoder.encode_finished
+    return encode(request.id, finished, getattr(outputs, "parameters", None))
 
 
 def _with_data_size(prefix: bytes, raw: bytes | memoryview) -> bytes:

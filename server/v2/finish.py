@@ -6,13 +6,13 @@ with and without hooks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.custom_outputs import actual_datatype
+from penstock.batching.running.custom_outputs import CustomOutputs, actual_datatype
 from penstock.server.listening.mapped_buffer import raise_if_abandoned
 
 from .call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
-    from penstock.batching.running.custom_outputs import CustomOutputs
 
     from .call_parameters import OutputMode, Plan
 
@@ -57,17 +56,25 @@ def modes_of(plan: Plan, count: int) -> tuple[OutputMode, ...]:
 def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequence[Any]) -> list[Finished]:
     """Finish a request's outputs, and release its shared memory.
 
+    Each output of user code keeps its own datatype, and those it did not return are left out.
     Raises: InferError (INVALID).
     """
+    custom = type(outputs) is CustomOutputs
     try:
         specs = [model.signature.outputs[position] for position in wanted]
         return [
-            finish(model, (spec.name, spec.datatype), mode, output)
-            for spec, mode, output in zip(specs, modes_of(plan, len(specs)), outputs, strict=True)
+            finish(model, (spec.name, actual_datatype(spec.datatype, array) if custom else spec.datatype), mode, array)
+            for spec, mode, array in zip(specs, modes_of(plan, len(specs)), outputs, strict=True)
+            if array is not None
         ]
     finally:
         if isinstance(plan, PerOutputPlan):
             plan.release()
+
+
+def goes_to_leases(plan: Plan, outputs: Sequence[Any]) -> TypeGuard[PerOutputPlan]:
+    """Return whether all outputs go into shared memory as the signature describes them: `store_all` finishes them."""
+    return type(plan) is PerOutputPlan and plan.all_shared and type(outputs) is not CustomOutputs
 
 
 def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ...], ...]:
@@ -81,20 +88,6 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
     finally:
         plan.release()
     return tuple([array.shape for array in outputs])
-
-
-def finish_own_outputs(model: Model, wanted: Sequence[int], plan: Plan, outputs: CustomOutputs) -> list[Finished]:
-    """Finish the outputs that user code returned, as `finish_all` does; each keeps its own datatype."""
-    try:
-        specs = [model.signature.outputs[position] for position in wanted]
-        return [
-            finish(model, (spec.name, actual_datatype(spec.datatype, array)), mode, array)
-            for spec, mode, array in zip(specs, modes_of(plan, len(specs)), outputs, strict=True)
-            if array is not None
-        ]
-    finally:
-        if isinstance(plan, PerOutputPlan):
-            plan.release()
 
 
 def finish(model: Model, output: tuple[str, str], mode: OutputMode, array: Array) -> Finished:

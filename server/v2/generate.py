@@ -26,7 +26,7 @@ from penstock.batching.model import Model
 from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.server.answering import LargeJsonReader
 from penstock.server.errors import HTTP_STATUS, error_body
-from penstock.server.http.parts import PARTS
+from penstock.server.http.uvicorn_answers import PARTS
 
 from . import call_parameters
 from .decode import inputs_mismatch
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
-    from penstock.server.http.parts import BodyParts
+    from penstock.server.http.uvicorn_answers import BodyParts
 
 T = TypeVar("T")
 logger = logging.getLogger("penstock.server")
@@ -146,15 +146,15 @@ class Generate:
         """
         depth = self._limits.max_json_depth
         if len(body) < _LARGE_BYTES:
-            request_id, inputs, parameters = parse_generate(model, body, depth)
+            request_id, inputs, options = parse_generate(model, body, depth)
         else:
-            request_id, inputs, parameters = await self._texts.read(len(body), parse_generate, model, body, depth)
+            request_id, inputs, options = await self._texts.read(len(body), parse_generate, model, body, depth)
         if not self._hooks_of(model).has_pre:
             signature = model.signature
             shapes = [inputs[name].shape if name in inputs else None for name in signature.input]
             check_shapes(model.name, signature, model.max_request_rows, shapes, model.padding)
-        terms = call_parameters.make_options(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
-        return GenerateRequest(inputs, request_id, terms, parameters.custom)
+        terms = options.terms(time.monotonic_ns(), model.spec.policy)
+        return GenerateRequest(inputs, request_id, terms, options.parameters)
 
     async def _answer(self, model: Model, parsed: GenerateRequest) -> bytes:
         outputs = await self._hooks_of(model).infer(*parsed)
@@ -273,9 +273,7 @@ async def _cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) 
         del answer, disconnected
 
 
-def parse_generate(
-    model: Model, body: bytes, max_depth: int
-) -> tuple[str, dict[str, Array], call_parameters.Parameters]:
+def parse_generate(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], call_parameters.Options]:
     """Parse the members of a request: each is the values of an input or a parameter; `parameters` may hold both.
 
     Raises: InferError.
@@ -300,10 +298,10 @@ def parse_generate(
         _sort_members(specs, nested, inputs, parameters)
     except InferError as error:
         raise call_parameters.invalid(f"Converting keyword: '{_PARAMETERS}': {error.message}") from error
-    parsed_parameters = call_parameters.parse_parameters(parameters)
+    options, _ = call_parameters.parse_parameters(parameters)
     if any(name not in inputs and not spec.optional for name, spec in specs.items()):
         raise inputs_mismatch(model, list(inputs))
-    return request_id, inputs, parsed_parameters
+    return request_id, inputs, options
 
 
 def _sort_members(

@@ -44,7 +44,7 @@ from .claims import (
     path_version,
 )
 from .decode import decode, decode_and_cache, decode_raw
-from .encode import Encoder, encode_by_mode, encode_hook_outputs, encode_large, encode_own_outputs
+from .encode import Encoder, encode_hook_outputs, encode_outputs
 from .forwarding import Forwarding
 from .layout import Layouts
 from .predictions import Predictions
@@ -224,10 +224,8 @@ class Inference:
         if (claim.route.may_answer_large or type(plan) is PerOutputPlan) and is_large(plan, outputs):
             work = self._answer_on_thread(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
-        elif type(outputs) is CustomOutputs:
-            self._answer_body(connection, claim, *encode_own_outputs(encoder, request, plan))
-        elif type(plan) is PerOutputPlan:
-            self._answer_body(connection, claim, *encode_by_mode(encoder, request, plan))
+        elif type(plan) is PerOutputPlan or type(outputs) is CustomOutputs:
+            self._answer_body(connection, claim, *encode_outputs(encoder, request, plan, large=False))
         elif plan is None and not claim.answer_coding:
             connection.answer_ok(encoder.encode_json(request.id, request.output_positions, outputs))
         else:
@@ -241,7 +239,8 @@ class Inference:
         """Answer with what a thread has encoded."""
         try:
             size = json_size(plan, request.outputs or [])
-            body, json_bytes = await self._answers.encode(size, encode_large, encoder, request, plan)
+            encode = partial(encode_outputs, encoder, request, plan, large=True)
+            body, json_bytes = await self._answers.encode(size, encode)
             self._answer_body(connection, claim, body, json_bytes)
         except InferError as error:
             self.answer_error(connection, error)

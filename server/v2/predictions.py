@@ -57,9 +57,9 @@ class Predictions:
         sample = parse(body, self._limits.max_json_depth, simd=False)
         promise = Promise(self._answer, self._fail, connection, claim)
         args = sample, claim.request_id, _terms(model), claim.forwarded
-        trip = hooks.start(promise, *args, nbytes=len(body))
-        if not trip.done():
-            connection.task = trip
+        request = hooks.start(promise, *args, nbytes=len(body))
+        if not request.done():
+            connection.task = request
         return True
 
     async def run(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:

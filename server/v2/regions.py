@@ -40,7 +40,7 @@ class LargeRead(Exception):  # noqa: N818 - control flow, not an error
 class Region(Protocol):
     """One region. `offset`s come from the client and are already checked against `byte_size`.
 
-    Implements `DeviceMemory`, which documents `device`, `pointer`, `read` and `failed`.
+    Implements `DeviceMemory`, which documents `device`, `pointer`, `read` and `access_error`.
     """
 
     name: str
@@ -218,6 +218,22 @@ class Regions:
 
     def _lookup(self, name: str) -> Region | None:
         return self._by_name.get(name) or self._unregistered.get(name)
+
+
+class RegionKind:
+    """The regions of one kind, all of which are in the table `regions`. A subclass registers them."""
+
+    def __init__(self, kind: str, regions: Regions) -> None:
+        self.kind = kind
+        self.regions = regions
+
+    def unregister(self, name: str = "") -> None:
+        """Unregister a region, or all of the kind. Raises: InferError (UNSUPPORTED)."""
+        self.regions.drop(self.kind, name)
+
+    def status(self, name: str = "") -> list[dict[str, Any]]:
+        """Describe a region, or all of the kind. Raises: InferError (UNSUPPORTED, NOT_FOUND)."""
+        return self.regions.describe(self.kind, name)
 
 
 class InlineRegions(Regions):

@@ -6,7 +6,8 @@ Made by the composition root. Source: Triton server, http_server.cc (paths, memb
 from __future__ import annotations
 
 import binascii
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from .call_parameters import NOT_UNSIGNED, is_unsigned
 from .cuda_regions import CudaRegions
 from .parsing import NOT_AN_OBJECT, parse
-from .regions import Regions
+from .regions import SYSTEM, RegionKind, Regions
 from .routes import MAX_BODY_BYTES, MAX_JSON_DEPTH, Route, json_answer, read_body
 from .system_regions import SystemRegions
 
@@ -27,13 +28,6 @@ _CUDA = {"device_id": _SIZE, "byte_size": _SIZE}
 _HANDLE = {"type": "object", "properties": {"b64": _NAME}, "required": ["b64"]}
 
 
-class _Kind(Protocol):
-    """What both kinds of regions have."""
-
-    def unregister(self, name: str = "") -> None: ...
-    def status(self, name: str = "") -> list[dict[str, Any]]: ...
-
-
 class SharedMemory:
     """The regions of one server, and their endpoints. gRPC serves the same `regions`, `system` and `cuda`."""
 
@@ -41,6 +35,17 @@ class SharedMemory:
         self.regions = Regions(allowed=allowed)
         self.system = SystemRegions(self.regions)
         self.cuda = CudaRegions(self.regions)
+
+    def adopt(self, kind: str, description: Mapping[str, Any], descriptors: list[int]) -> None:
+        """Add a region that another process of this server has exported; takes over a system region's descriptor.
+
+        Raises: InferError.
+        """
+        if kind == SYSTEM:
+            self.system.adopt(**description, descriptor=descriptors.pop())
+        else:
+            handle = bytes.fromhex(description["raw_handle"])
+            self.cuda.register(description["name"], handle, description["device_id"], description["byte_size"])
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints."""
@@ -92,7 +97,7 @@ class SharedMemory:
         raise InferError(Code.INVALID, f"'region name' is necessary to register {kind} shared memory region")
 
 
-def _routes(kind: str, regions: _Kind, schema: dict[str, Any]) -> tuple[Route, ...]:
+def _routes(kind: str, regions: RegionKind, schema: dict[str, Any]) -> tuple[Route, ...]:
     paths = f"/v2/{kind}sharedmemory/", f"/v2/{kind}sharedmemory/region/{{region}}/"
 
     async def status(request: Request) -> Response:

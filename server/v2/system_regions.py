@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.device_array import HOST
 from penstock.backends.errors import Code, InferError
 
-from .regions import MAX_NAME_BYTES, RESERVED_PREFIXES, SYSTEM, Lease, Regions
+from .regions import MAX_NAME_BYTES, RESERVED_PREFIXES, SYSTEM, RegionKind, Regions
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open keeps its objects
 _MAP_FAILED = ctypes.c_void_p(-1).value
-"""MAP_FAILED."""
 
 
 class _File:
@@ -127,11 +126,11 @@ class _SystemRegion:
         return InferError(Code.INVALID, f"unable to {doing} shared memory region: '{self.name}'")
 
 
-class SystemRegions:
+class SystemRegions(RegionKind):
     """POSIX shared memory: keys are those of shm_open, and refer only to files in DIRECTORY."""
 
     def __init__(self, regions: Regions, directory: Path = DIRECTORY) -> None:
-        self._regions = regions
+        super().__init__(SYSTEM, regions)
         self._directory = directory
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -139,30 +138,18 @@ class SystemRegions:
 
         Raises: InferError (UNSUPPORTED, ALREADY_EXISTS, INVALID, OVERLOADED).
         """
-        self._regions.check()
+        self.regions.check()
         component = self._parse_key(name, key)
-        self._regions.check_name(name)
+        self.regions.check_name(name)
         file = self._open(component, key)
         end = offset + byte_size
         if offset < 0 or byte_size <= 0 or end > os.fstat(file.descriptor).st_size:
             raise InferError(Code.INVALID, f"failed to register shared memory region '{name}': invalid args")
-        self._regions.add(_SystemRegion(name, key, offset, byte_size, file))
+        self.regions.add(_SystemRegion(name, key, offset, byte_size, file))
 
     def adopt(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
         """Add a region that another process of this server has registered; takes over `descriptor`, its file."""
-        self._regions.add(_SystemRegion(name, key, offset, byte_size, _File(descriptor)))
-
-    def unregister(self, name: str = "") -> None:
-        """Unregister a region, or all system regions. Raises: InferError (UNSUPPORTED)."""
-        self._regions.drop(SYSTEM, name)
-
-    def status(self, name: str = "") -> list[dict[str, Any]]:
-        """Describe a region, or all system regions. Raises: InferError (UNSUPPORTED, NOT_FOUND)."""
-        return self._regions.describe(SYSTEM, name)
-
-    def lease(self, name: str, offset: int, byte_size: int) -> Lease:
-        """Lease a part of a region, of either kind. Raises: InferError."""
-        return self._regions.lease(name, offset, byte_size)
+        self.regions.add(_SystemRegion(name, key, offset, byte_size, _File(descriptor)))
 
     def _parse_key(self, name: str, key: str) -> str:
         # like shm_open, which strips every leading slash

@@ -30,7 +30,7 @@ from penstock.server.tracing.config import Sampling, TraceConfig, parse
 from penstock.server.tracing.file import TraceFile
 from penstock.server.tracing.trace import Trace, context_of, is_sampled
 from penstock.server.tracing.tracer import Tracer
-from penstock.server.v2.tracing import TraceSettings
+from penstock.server.v2.trace_settings import TraceSettings
 from tests.fakes import fake_model, fake_request, no_more_threads
 from tests.processes import descriptors
 

@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.server.abeja.media import FORM, is_name, parse_media
+from penstock.server.abeja.messages import CallRefusedError
 from penstock.server.carrying.messages import pack_answer
 
 from .content import ContentEncoder
-from .errors import CallRefusedError
 
 PROXY_VERSION, RUNTIME_VERSION = "2.6.5", "1.1.1"
 """The versions whose answers these are."""

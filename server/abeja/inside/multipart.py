@@ -12,8 +12,7 @@ import re
 from dataclasses import dataclass
 
 from penstock.server.abeja.media import parse_media, text_of
-
-from .errors import CallRefusedError
+from penstock.server.abeja.messages import CallRefusedError
 
 _TRUNCATED = ": unexpected EOF"
 _TRAILING = re.compile(rb"(?<![ \t])[ \t]++(?=\r?\n|\Z)")

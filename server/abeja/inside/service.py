@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.abeja.messages import UNEXPECTED, read_head, split_call
+from penstock.server.abeja.messages import UNEXPECTED, CallRefusedError, pack_refusal, read_head, split_call
 from penstock.server.ipc.channel import Channel
 
 from .answers import ResponseWriter
-from .errors import CallRefusedError, pack_refusal
 from .request import RequestHead
 
 if TYPE_CHECKING:

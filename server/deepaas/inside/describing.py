@@ -113,9 +113,9 @@ class Describer:
                 definition.setdefault("required", []).append(field.data_key or own)
         if "required" in definition:
             definition["required"].sort()
-        for said in ("title", "description"):
-            if hasattr(type(schema).Meta, said):
-                definition[said] = getattr(type(schema).Meta, said)
+        for field_name in ("title", "description"):
+            if hasattr(type(schema).Meta, field_name):
+                definition[field_name] = getattr(type(schema).Meta, field_name)
         return name
 
     def _referenced(self, described: Any) -> dict[str, Any]:
@@ -161,26 +161,28 @@ def _default_of(field: Any) -> dict[str, Any]:
 
 def _constraints_of(field: Any) -> dict[str, Any]:
     """Describe a field's validators, as far as the format allows."""
-    said: dict[str, Any] = {}
+    constraints: dict[str, Any] = {}
     items = "Items" if _is_a(field, "List") or _is_a(field, "Nested") else "Length"
     choices: list[list[Any]] = []
     for check in field.validators:
         if hasattr(check, "choices"):
             choices.append(list(check.choices))
         elif hasattr(check, "comparable"):
-            said.setdefault("enum", []).append(check.comparable)
+            constraints.setdefault("enum", []).append(check.comparable)
         elif hasattr(check, "min") and hasattr(check, "max"):
             of_length = hasattr(check, "equal")
             low, high = (f"min{items}", f"max{items}") if of_length else ("minimum", "maximum")
             equal = check.equal if of_length else None
-            said |= {low: check.min} if check.min is not None else {}
-            said |= {high: check.max} if check.max is not None else {}
-            said |= {low: equal, high: equal} if equal is not None else {}
+            constraints |= {low: check.min} if check.min is not None else {}
+            constraints |= {high: check.max} if check.max is not None else {}
+            constraints |= {low: equal, high: equal} if equal is not None else {}
         elif isinstance(getattr(check, "regex", None), re.Pattern):
-            said.setdefault("pattern", check.regex.pattern)
-    if choices and "enum" not in said:
-        said["enum"] = [choice for choice in dict.fromkeys(choices[0]) if all(choice in each for each in choices)]
-    return {name: value for name, value in said.items() if _is_json(value)}
+            constraints.setdefault("pattern", check.regex.pattern)
+    if choices and "enum" not in constraints:
+        constraints["enum"] = [
+            choice for choice in dict.fromkeys(choices[0]) if all(choice in each for each in choices)
+        ]
+    return {name: value for name, value in constraints.items() if _is_json(value)}
 
 
 def _is_json(value: Any) -> bool:

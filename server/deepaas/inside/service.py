@@ -18,7 +18,6 @@ from penstock.server.carrying.messages import CALL, read_answer
 from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, ModelDescription, WorkerRole
 from penstock.server.ipc.channel import Channel
 
-from .accepting import JSON_TYPES, AcceptArgument
 from .answers import (
     Refusal,
     content_answer,
@@ -29,7 +28,7 @@ from .answers import (
     text_answer,
     write_json,
 )
-from .arguments import Arguments
+from .arguments import JSON_TYPES, AcceptArgument, Arguments
 from .describing import Describer
 from .files import Uploads
 from .model import WrappedModel

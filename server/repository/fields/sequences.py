@@ -139,7 +139,7 @@ def _read_flag(context: ParseContext, name: str, kind: str, control: Any) -> Con
     if len(given) > 1:
         fields = "'int32_false_true', 'fp32_false_true' and 'bool_false_true'"
         _add_mistake(context, f"sequence batching specifies more than one from {fields} {about}")
-    values = tuple(getattr(control, given[0]))
+    values = tuple([each + 0 for each in getattr(control, given[0])])  # booleans become 0 and 1, which are numbers
     if len(values) != 2:
         _add_mistake(context, f"sequence batching control '{given[0]}' must have exactly 2 entries {about}")
         return None

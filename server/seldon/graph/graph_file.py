@@ -9,8 +9,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from penstock.server.cortex.yaml_nodes import YamlError, parse
 from penstock.server.repository.findings import Finding, MistakeError, MistakesError, read_text
+from penstock.server.yaml_nodes import YamlError, parse
 
 from .mapping import GraphMapping
 from .node_reader import NodeReader

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.server.cortex.yaml_nodes import YamlNode
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import nearest
+from penstock.server.yaml_nodes import YamlNode
 
 
 class GraphMapping:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import json_format
 
 from penstock.backends.errors import InferError
-from penstock.server.errors import GRPC_STATUS, pushback_ms
+from penstock.server.errors import GRPC_STATUS, pushback_ms, shorten
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.seldon.protos import message_class
-from penstock.server.v2.rpc.calls import Tasks, client_error, parse_message, shorten
+from penstock.server.v2.rpc.calls import Tasks, client_error, parse_message
 
 from . import routes
 from .message_codecs import GraphError, Message, ProtoCodec, new_puid

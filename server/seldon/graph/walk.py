@@ -146,7 +146,7 @@ class Walk:
     async def _transform_input(self, node: GraphNode, message: Message) -> Message:
         if node.implementation == SIMPLE_MODEL:
             self._record_builtin(node)
-            return self._codec.write(builtin.predict(self._codec.read(message)))
+            return await off_loop(len(message.body), _predict_simple, self._codec, message)
         if node.input_endpoint is None or node.implementation in BUILT_IN:
             return message
         self.routing[node.name] = ALL
@@ -210,6 +210,10 @@ class Walk:
         if not node.takes_feedback or node.code is None:
             return message
         return await self.call_node(node, Endpoint.FEEDBACK, message)
+
+
+def _predict_simple(codec: MessageCodec, message: Message) -> Message:
+    return codec.write(builtin.predict(codec.read(message)))
 
 
 def _average(codec: MessageCodec, messages: Sequence[Message]) -> Message:

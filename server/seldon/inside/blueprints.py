@@ -1,4 +1,4 @@
-"""Blueprints: runs a component's `model_error_handler`, a Flask blueprint, in Flask. Imported only if it has one.
+"""Blueprints: runs a component's `model_error_handler`, a Flask blueprint, in Flask, which is imported only for it.
 
 An app with the blueprint and the original's two error handlers answers each failed call. If the blueprint has more than
 error handlers, every call is made within the app.

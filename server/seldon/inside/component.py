@@ -72,7 +72,7 @@ class Component:
     def call_raw(self, endpoint: Endpoint, request: Any, proto: bool) -> Any:
         """Call the method that takes the raw request, if there is one; feedback is always `proto`.
 
-        Returns: its result, for the client unchanged; NOTHING if there is no such method. Its metrics are recorded.
+        Returns: its result, for the client unchanged; NO_RESULT if there is no such method. Its metrics are recorded.
         """
         user = self.user
         for name in _LEGACY_NAMES[proto][endpoint]:

@@ -1,4 +1,4 @@
-"""Decodes messages of seldon.protos to numpy and plain Python. Called by protobuf.py, in the server by payload_rows.py.
+"""Decodes messages of seldon.protos to numpy and plain Python. Called by protobuf.py, in the server by batching.py.
 
 Numbers are read as bytes if the result is the same, since a message object for each number takes far longer than the
 rest of a call. Nothing here depends on a component or makes a message; any classes for the messages will do.

@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from penstock.backends.errors import Code, InferError, without_traceback
-from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS, pushback_ms
+from penstock.server.errors import GRPC_STATUS, pushback_ms, shorten
 from penstock.server.grpc.method import Call, Method
 
 from .wire import has_more_elements, has_more_fields
@@ -125,14 +125,6 @@ class Tasks:
 def abort(call: Call, error: InferError) -> None:
     """End a call with an error."""
     call.abort(GRPC_STATUS[error.code], shorten(error.message), pushback_ms(error))
-
-
-def shorten(text: str) -> str:
-    """Leave out the middle of a very long text, which may quote what the client sent."""
-    if len(text) <= MAX_TEXT_CHARS:
-        return text
-    half = MAX_TEXT_CHARS // 2
-    return f"{text[:half]} ... {text[-half:]}"
 
 
 def client_error(error: Exception, rpc_name: str, request_id: str = "") -> InferError:

@@ -63,20 +63,17 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
     Ownership: raw tensors are views of the message's. The request's `nbytes` do not include the message itself.
     Raises: InferError; LargeRead if `regions` raises it.
     """
-    parameters = _parse_parameters(message.parameters) if message.parameters else None
+    options = _parse_parameters(message.parameters) if message.parameters else DEFAULT_OPTIONS
     try:
         inputs, rows, key = _decode_inputs(model, message, regions)
         wanted, plan = model.all_outputs, None
         if message.outputs:
             entries = [(each.name, tensor_parameters(each) if each.parameters else None) for each in message.outputs]
-            hooks = parameters is None or parameters.hooks
-            wanted, plan = parse_outputs(model, entries, regions, hooks=hooks)
+            wanted, plan = parse_outputs(model, entries, regions, hooks=options.hooks)
     except InferError as error:
         raise prefix_with_id(message.id, error) from None
-    options = DEFAULT_OPTIONS
-    if parameters is not None or plan is not None:
-        parsed = parameters or call_parameters.Parameters()
-        options = call_parameters.make_options(parsed, plan)
+    if plan is not None:
+        options = options.with_plan(plan)
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = message.id
     if model.in_place_devices and type(options.plan) is PerOutputPlan:
@@ -87,7 +84,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
     return request, options
 
 
-def _parse_parameters(parameters: Mapping[str, Any]) -> call_parameters.Parameters:
+def _parse_parameters(parameters: Mapping[str, Any]) -> Options:
     """Parse a request's parameters, checking that each key has an allowed type."""
     items: dict[str, Any] = {}
     for key, value in parameters.items():
@@ -105,7 +102,7 @@ def _parse_parameters(parameters: Mapping[str, Any]) -> call_parameters.Paramete
         items["sequence_id"] = identity + (1 << 64)
     if items.get("priority", 0) < 0:
         raise invalid("invalid value for 'priority', expected value >= 0.")
-    return call_parameters.parse_parameters(items, (call_parameters.EMPTY_FINAL,))
+    return call_parameters.parse_parameters(items, (call_parameters.EMPTY_FINAL,))[0]
 
 
 def tensor_parameters(tensor: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Encoding of ModelInferResponse: bytes joined from kept prefixes, without a protobuf object per answer.
 
-Called by `infer.py`. Source: Triton's grpc_service.proto; raw_output_contents has one entry per output, empty if its
-data is in shared memory.
+Called by `model_infer.py`. Source: Triton's grpc_service.proto; raw_output_contents has one entry per output, empty if
+its data is in shared memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.listening.mapped_buffer import LARGE_BYTES, join_mapped
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish_own_outputs, store_all
+from penstock.server.v2.finish import finish_all, goes_to_leases, store_all
 from penstock.server.v2.tensors import to_binary
 
 from .outputs import is_large
@@ -201,11 +201,13 @@ def encode_parameters(parameters: Mapping[str, Any] | None) -> bytes:
     return encoded
 
 
-def encode_own_outputs(encoder: RpcEncoder, plan: Plan, request: InferRequest, id_and_mark: bytes) -> Body:
-    """Encode the answer of user code that differs from its signature. Raises: InferError (INVALID)."""
-    outputs: Any = request.outputs
-    finished = finish_own_outputs(request.model, request.output_positions, plan, outputs)
-    return encoder.encode_finished(finished, id_and_mark + encode_parameters(outputs.parameters))
+def encode_outputs(encoder: RpcEncoder, plan: Plan, request: InferRequest, id_and_mark: bytes) -> Body:
+    """Encode any outputs: as classes, into shared memory, or those of user code. Raises: InferError (INVALID)."""
+    outputs: Any = request.outputs or []
+    if goes_to_leases(plan, outputs):
+        return encoder.store_and_encode(request, plan, id_and_mark)
+    id_and_mark += encode_parameters(getattr(outputs, "parameters", None))
+    return encoder.encode_finished(finish_all(request.model, request.output_positions, plan, outputs), id_and_mark)
 
 
 def stream_answer(answer: Body) -> Body:

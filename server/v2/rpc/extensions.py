@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.server.v2.cuda_regions import CudaRegions
     from penstock.server.v2.logging_settings import LogSettings
     from penstock.server.v2.system_regions import SystemRegions
-    from penstock.server.v2.tracing import TraceSettings
+    from penstock.server.v2.trace_settings import TraceSettings
 
 
 class MemoryRpcs:

@@ -1,6 +1,6 @@
 """Inference over gRPC: from the bytes of a ModelInferRequest to an InferRequest, and from outputs to bytes.
 
-Used by `infer.py` (one answer per call) and `stream.py` (many). A typical request is decoded by comparing it with
+Used by `model_infer.py` (one answer per call) and `stream.py` (many). A typical request is decoded by comparing it with
 remembered ones; for it, nothing here logs, starts a task or makes a protobuf object.
 """
 
@@ -19,7 +19,6 @@ from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.call_parameters import Options, PerOutputPlan, parse_version
-from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
 
 from .calls import parse_message, parse_tensors
@@ -30,7 +29,7 @@ from .encode import (
     LargeAnswer,
     RpcEncoder,
     encode_id_and_mark,
-    encode_own_outputs,
+    encode_outputs,
     encode_parameters,
     encode_stream_answer,
     stream_answer,
@@ -299,23 +298,12 @@ class RpcInference:
         outputs = request.outputs or []
         id_and_mark = encode_id_and_mark(request.id, mark)
         encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, PlannedEncoding) else (encoding, None)
-        if type(outputs) is CustomOutputs:
-            encode = partial(encode_own_outputs, encoder, plan, request, id_and_mark)
-        elif plan is not None:
-            encode = partial(_encode_planned, encoder, plan, request, id_and_mark)
-        else:
+        if plan is None and type(outputs) is not CustomOutputs:
             return encoder.encode_plain(request.output_positions, outputs, id_and_mark)
+        encode = partial(encode_outputs, encoder, plan, request, id_and_mark)
         if is_large(plan, outputs):
             raise LargeAnswer(encode)
         return encode()
-
-
-def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequest, id_and_mark: bytes) -> Body:
-    if plan.all_shared:
-        return encoder.store_and_encode(request, plan, id_and_mark)
-    return encoder.encode_finished(
-        finish_all(request.model, request.output_positions, plan, request.outputs or []), id_and_mark
-    )
 
 
 def _release_leases(options: Options) -> None:

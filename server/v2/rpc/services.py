@@ -16,8 +16,8 @@ from .calls import Tasks
 from .control import SERVICE, RepositoryRpcs, ServerRpcs
 from .extensions import MemoryRpcs, SettingsRpcs
 from .health import HealthRpcs
-from .infer import ModelInfer
 from .inference import RpcInference
+from .model_infer import ModelInfer
 from .reflection import Reflection
 from .stream import ModelStreamInfer
 from .ticker import Ticker
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.server.v2.regions import Regions
     from penstock.server.v2.repository import LoadsModels
     from penstock.server.v2.system_regions import SystemRegions
-    from penstock.server.v2.tracing import TraceSettings
+    from penstock.server.v2.trace_settings import TraceSettings
 
     from .control import Configurations
 

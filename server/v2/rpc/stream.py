@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.errors import GRPC_STATUS
+from penstock.server.errors import GRPC_STATUS, shorten
 from penstock.server.grpc.method import Call, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
-from .calls import client_error, shorten
+from .calls import client_error
 from .encode import (
     FINAL,
     LargeAnswer,

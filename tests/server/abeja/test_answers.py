@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.abeja.inside.answers import ResponseWriter
-from penstock.server.abeja.inside.errors import CallRefusedError
+from penstock.server.abeja.messages import CallRefusedError
 from penstock.server.carrying.messages import read_answer
 
 USUAL = {"X-Abeja-Sys-Meta-Proxy-Version": "2.6.5", "X-Abeja-Sys-Meta-Runtime-Version": "1.1.1"}

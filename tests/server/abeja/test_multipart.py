@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.abeja.inside.errors import CallRefusedError
 from penstock.server.abeja.inside.multipart import MultipartPart, parts_of
+from penstock.server.abeja.messages import CallRefusedError
 
 
 def form(*parts: tuple[str, bytes], newline: str = "\r\n") -> bytes:

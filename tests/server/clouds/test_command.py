@@ -66,13 +66,16 @@ def test_the_gpu_memory_limit_applies_to_every_gpu() -> None:
     assert parse_settings([], environ, gpus=lambda: 0).model_load_gpu_limit == ()
 
 
-def test_the_gpu_memory_limit_is_ignored_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_memory_limit_is_ignored_with_a_warning_without_nvml(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(self: Nvml) -> NoReturn:
         raise OSError("NVML Shared Library Not Found")
 
     monkeypatch.setattr(Nvml, "read", fail)
 
     assert parse_settings([], {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}).model_load_gpu_limit == ()
+    assert "warning: SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT has no effect: " in capsys.readouterr().err
 
 
 def test_settings_come_from_flags_then_penstock_variables_then_sagemaker_variables() -> None:

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.cortex.api import Api
-from penstock.server.cortex.archives import ArchiveError, unpack
-from penstock.server.cortex.models import ModelError, ModelFinder
-from penstock.server.cortex.saved_models import EXPECTED_STRUCTURE, choose_folder, version_of
+from penstock.server.cortex.models import ModelFinder
+from penstock.server.cortex.saved_models import EXPECTED_STRUCTURE, ModelError, choose_folder, unpack, version_of
 
 SAVED_MODEL = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001")
 
@@ -163,7 +162,7 @@ class TestArchive:
             archive.writestr(entry, "x")
         (tmp_path / "into").mkdir()
 
-        with pytest.raises(ArchiveError, match="which is not a path inside it"):
+        with pytest.raises(ModelError, match="which is not a path inside it"):
             unpack(tmp_path / "m.zip", tmp_path / "into")
         assert list((tmp_path / "into").iterdir()) == []
 
@@ -173,13 +172,13 @@ class TestArchive:
             entry.external_attr = (stat.S_IFLNK | 0o777) << 16
             archive.writestr(entry, "/etc")
 
-        with pytest.raises(ArchiveError, match="which is a link"):
+        with pytest.raises(ModelError, match="which is a link"):
             unpack(tmp_path / "m.zip", tmp_path)
 
     def test_an_archive_that_unpacks_to_too_many_bytes_is_rejected(self, models: ModelFinder, tmp_path: Path) -> None:
         write_zip(tmp_path / "m.zip", "")
 
-        with pytest.raises(ArchiveError, match="more bytes than a model may have"):
+        with pytest.raises(ModelError, match="more bytes than a model may have"):
             unpack(tmp_path / "m.zip", tmp_path / "into", max_bytes=20)
 
     def test_an_archive_that_unpacks_to_exactly_the_limit_is_accepted(self, tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ class TestArchive:
         size = sum(map(len, SAVED_MODEL))
 
         assert unpack(tmp_path / "m.zip", tmp_path / "into", max_bytes=size) == ""
-        with pytest.raises(ArchiveError, match="more bytes than a model may have"):
+        with pytest.raises(ModelError, match="more bytes than a model may have"):
             unpack(tmp_path / "m.zip", tmp_path / "again", max_bytes=size - 1)
 
     def test_an_archive_without_a_saved_model_is_rejected(self, models: ModelFinder, tmp_path: Path) -> None:
@@ -231,7 +230,7 @@ class TestArchive:
             (folder / "m.zip").write_bytes(content)
             try:
                 assert unpack(folder / "m.zip", folder / str(number)) == "1"
-            except ArchiveError as error:
+            except ModelError as error:
                 told = str(error)
                 assert told
 

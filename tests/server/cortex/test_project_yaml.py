@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.cortex.project import Project, read_project
-from penstock.server.cortex.quantities import parse_quantity
-from penstock.server.cortex.scalars import resolve
-from penstock.server.cortex.yaml_nodes import MAX_NODES, YamlError, YamlNode, parse
+from penstock.server.cortex.yaml_mapping import parse_quantity
+from penstock.server.yaml_nodes import MAX_NODES, YamlError, YamlNode, parse, resolve
 
 PROJECTS: list[list[dict[str, Any]]] = [
     [

@@ -16,9 +16,8 @@ from marshmallow import fields, validate
 from webargs import fields as of_webargs
 
 from penstock.server.carrying.messages import read_answer
-from penstock.server.deepaas.inside.accepting import AcceptArgument
 from penstock.server.deepaas.inside.answers import Refusal
-from penstock.server.deepaas.inside.arguments import Arguments
+from penstock.server.deepaas.inside.arguments import AcceptArgument, Arguments
 
 from .calling import FORM, asked, parts
 

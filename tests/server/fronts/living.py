@@ -85,7 +85,7 @@ def live_front(
         fronts, engine = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)
         try:
             server: Server = engine.server
-            ports = fronts[0].http_port, engine.metrics_port, fronts[0].grpc_port
+            ports = fronts[0].http_port, engine.server.metrics_port, fronts[0].grpc_port
             yield LiveFronts(server, loop, *ports, fronts=fronts, engine_server=engine)
         finally:
             asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result(60)

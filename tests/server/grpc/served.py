@@ -11,9 +11,8 @@ from typing import Any
 
 import uvloop
 
-from penstock.server.grpc.connection import GrpcShared
+from penstock.server.grpc.connection import GrpcListener, GrpcShared
 from penstock.server.grpc.limits import GrpcLimits
-from penstock.server.grpc.listening import GrpcListener
 from penstock.server.grpc.method import Call, Method
 from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD, Echo
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.grpc.answers import percent_encoded
+from penstock.server.grpc.answer_frames import percent_encoded
 from penstock.server.grpc.call import GrpcCall
 from penstock.server.grpc.decompressing import Decompression
 from penstock.server.grpc.framing import MessageError

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.server.hooks.interrupt import InterruptedHookError, interrupt
+from penstock.server.hooks.pool_thread import InterruptedHookError, interrupt
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.hooks.writes import GlobalWrite, find_global_writes, find_source_writes
+from penstock.server.hooks.writes import GlobalWrite, find_global_writes, parse_source, writes_in
 
 _STATEMENTS = st.sampled_from(
     ["global a", "a = b", "a.x = sample", "a[b] = c", "for a in b: c.x = a", "del a", "b.append(a)",
@@ -634,7 +634,7 @@ def test_the_strict_analysis_finds_every_function_that_the_plain_one_finds(state
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hooks.py").write_text(source)
 
-        assert not find_source_writes(source) or find_global_writes(Path(folder) / "hooks.py", strict=True)
+        assert not writes_in(parse_source(source)) or find_global_writes(Path(folder) / "hooks.py", strict=True)
 
 
 def test_a_pickled_handler_is_reported_as_keeping_state(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.hooks.writes import GlobalWrite, find_global_writes, find_source_writes
+from penstock.server.hooks.writes import GlobalWrite, find_global_writes, parse_source, writes_in
 
 
 def _names(source: str) -> list[str]:
-    return [write.name for write in find_source_writes(textwrap.dedent(source))]
+    return [write.name for write in writes_in(parse_source(textwrap.dedent(source)))]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def _names(source: str) -> list[str]:
 def test_a_write_to_a_global_in_a_hook_is_found(body: str) -> None:
     source = f"import numpy as np\nstate = {{}}\ndef pre_inference(sample, signature, metadata):\n    {body}\n"
 
-    assert find_source_writes(source) != []
+    assert writes_in(parse_source(source)) != []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_write_to_a_global_in_a_hook_is_found(body: str) -> None:
 def test_no_write_is_found_in_a_hook_that_changes_only_local_values(body: str) -> None:
     source = f"import numpy as np\nstate = {{}}\ndef pre_inference(sample, signature, metadata):\n    {body}\n"
 
-    assert find_source_writes(source) == []
+    assert writes_in(parse_source(source)) == []
 
 
 def test_assignments_at_load_time_are_not_global_writes() -> None:
@@ -140,7 +140,7 @@ def test_methods_that_write_their_instance_are_found_except_constructors() -> No
                 cls.title = x
     """
 
-    assert find_source_writes(textwrap.dedent(source)) == [
+    assert writes_in(parse_source(textwrap.dedent(source))) == [
         GlobalWrite("Scaler", 6), GlobalWrite("Scaler", 8), GlobalWrite("Scaler", 14),
     ]  # fmt: skip
 
@@ -152,19 +152,19 @@ def test_a_write_to_the_first_parameter_of_a_hook_is_not_a_global_write() -> Non
 def test_global_writes_are_reported_with_name_and_line_in_order() -> None:
     source = "import state\nn = 0\ndef f():\n    global n\n    n += 1\n    state.current = n\n"
 
-    assert find_source_writes(source) == [GlobalWrite("n", 4), GlobalWrite("state", 6)]
+    assert writes_in(parse_source(source)) == [GlobalWrite("n", 4), GlobalWrite("state", 6)]
 
 
 def test_a_comprehension_has_its_own_names_but_not_its_first_iterable() -> None:
     source = "table = {}\ndef f(x):\n    [table.update(a=1) for table in x]\n    [y for y in table.pop('a')]\n"
 
-    assert find_source_writes(source) == [GlobalWrite("table", 4)]
+    assert writes_in(parse_source(source)) == [GlobalWrite("table", 4)]
 
 
 def test_names_in_a_class_body_are_not_in_scope_in_its_methods() -> None:
     source = "box = {}\nclass A:\n    box = {}\n    def f(self):\n        box['a'] = 1\n"
 
-    assert find_source_writes(source) == [GlobalWrite("box", 5)]
+    assert writes_in(parse_source(source)) == [GlobalWrite("box", 5)]
 
 
 def test_writes_in_modules_imported_from_beside_the_hooks_file_are_found(tmp_path: Path) -> None:
@@ -217,6 +217,6 @@ def test_every_valid_function_is_analyzed_without_an_exception(statements: list[
     except SyntaxError:
         return
 
-    found = find_source_writes(source)
+    found = writes_in(parse_source(source))
 
     assert ("global a" in statements) <= any(write.name == "a" for write in found)

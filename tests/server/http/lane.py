@@ -14,8 +14,8 @@ from penstock.server.http.connection import Connection
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
 from penstock.server.http.limits import Limits
-from penstock.server.http.parts import PARTS
 from penstock.server.http.service import HttpShared
+from penstock.server.http.uvicorn_answers import PARTS
 from penstock.server.listening.listener import make_config
 
 

@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from penstock.server import cli
-from penstock.server.cortex.stored_model import StoredModel
+from penstock.server.cortex.remote_model import RemoteModel
 from penstock.server.repository.depot import Depot
 from penstock.server.repository.mirrors import Mirrors
 from penstock.server.repository.remote import Remote, RemoteError
@@ -276,5 +276,5 @@ def test_cortex_and_seldon_models_are_read_anonymously_without_credentials(
 ) -> None:
     bucket.keys["one"] = None
 
-    assert "one/config.pbtxt" in StoredModel(ONE).list_files()
+    assert "one/config.pbtxt" in RemoteModel(ONE).list_files()
     assert (Path(Storage.download(ONE, str(tmp_path))) / "one" / "config.pbtxt").read_text() == "one"

@@ -9,6 +9,7 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.batching.spec import Control, SequenceSpec, State
+from penstock.server.fronts import snapshot
 from penstock.server.repository.fields import sequences
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
@@ -62,8 +63,13 @@ class TestReading:
 
         assert spec_of(" ".join(said)).controls == (
             Control("s", "start", "INT32", (0, 1)), Control("e", "end", "FP32", (-1, 1)),
-            Control("r", "ready", "BOOL", (False, True)), Control("c", "corrid", "BYTES"),
+            Control("r", "ready", "BOOL", (0, 1)), Control("c", "corrid", "BYTES"),
         )  # fmt: skip
+
+    def test_the_values_of_a_boolean_control_can_be_sent_to_front_ends(self) -> None:
+        spec = spec_of(FLAG % ("r", "READY", "bool_false_true: [ false, true ]"))
+
+        assert snapshot.read(SequenceSpec, snapshot.write(spec)) == spec
 
     def test_states_and_their_initial_values_are_read(self, tmp_path: Path) -> None:
         (tmp_path / "initial_state").mkdir()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.seldon.graph.message_codecs import GraphError
+from penstock.server.answering import LARGE_BYTES
+from penstock.server.seldon.graph.message_codecs import GraphError, JsonCodec, Message
 from penstock.server.seldon.graph.nodes import GraphNode, MetaMode
 from penstock.server.seldon.graph.walk import NodeFailed
 
@@ -373,3 +375,18 @@ def test_the_simple_model_answers_with_three_numbers_or_returns_a_text_unchanged
     ]
     text, _ = predict(graph, {}, message={"strData": "a", "meta": {"puid": "p"}})
     assert (text["strData"], text["meta"]["puid"]) == ("a", "p")
+
+
+def test_a_large_message_for_the_simple_model_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    read = JsonCodec.read
+
+    def record_thread(codec: JsonCodec, message: Message) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return read(codec, message)
+
+    monkeypatch.setattr(JsonCodec, "read", record_thread)
+    predict(node("s", "MODEL", implementation="SIMPLE_MODEL"), {}, message={"strData": "a" * LARGE_BYTES})
+
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()

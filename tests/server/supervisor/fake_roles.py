@@ -16,6 +16,7 @@ from penstock.server.listening.listener import Port
 from penstock.server.listening.sockets import StartError
 from penstock.server.settings import Settings
 from penstock.server.supervisor.child import SupervisorLink
+from penstock.server.supervisor.roles import Role
 
 ASK, ANSWER, HELLO = 16, 17, 18
 
@@ -72,7 +73,7 @@ class FakePort(Port):
     def begin_draining(self) -> None: ...
 
 
-class Front:
+class Front(Role):
     def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
         self.supervisor = supervisor
         self.port = FakePort(self, settings.http_port)
@@ -111,12 +112,6 @@ class Front:
             connection.answered(line, "503")
         self.supervisor.report_disconnect()
 
-    def update_counts(self, counts: Mapping[str, Any]) -> None: ...
-
-    def on_saved_change(self, key: str) -> None: ...
-
-    def flush(self) -> None: ...
-
     def add_neighbor(self, slot: int, sock: socket.socket) -> None:
         self.spread.add_neighbor(slot, sock)
 
@@ -149,7 +144,7 @@ class Held(Front):
         threading.Event().wait()
 
 
-class Engine:
+class Engine(Role):
     def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
         self.links: set[Link] = set()
         self.alone = asyncio.Event()
@@ -181,14 +176,8 @@ class Engine:
         self.links.discard(link)
         self.alone.set() if not self.links else None
 
-    def add_neighbor(self, slot: int, sock: socket.socket) -> None: ...
-
-    def update_counts(self, counts: Mapping[str, Any]) -> None: ...
-
     def on_saved_change(self, key: str) -> None:
         self.supervisor.save(f"heard {key}", True)
-
-    def flush(self) -> None: ...
 
     async def listen(self) -> None: ...
 

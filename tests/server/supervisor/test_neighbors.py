@@ -13,7 +13,7 @@ import pytest
 
 from penstock.server.fronts.connection_spread import Board, ConnectionSpread
 from penstock.server.supervisor.child_process import Child
-from penstock.server.supervisor.kinds import BOARD
+from penstock.server.supervisor.message_kinds import BOARD
 from penstock.server.supervisor.neighbors import Neighbors
 from tests.processes import descriptors
 

@@ -74,8 +74,9 @@ class Control:
         self.saved_state._save_model(name, {"unload": dependents})
 
     def restore(self) -> list[str]:
-        server: Any = SimpleNamespace(server=SimpleNamespace(control=self))
-        asyncio.run(self.saved_state.restore(server))
+        server: Any = SimpleNamespace(control=self)
+        self.saved_state._server = server
+        asyncio.run(self.saved_state.restore())
         return self.unloaded
 
 

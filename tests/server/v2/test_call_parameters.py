@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence
-from penstock.server.v2.call_parameters import RESERVED, Parameters, parse_location, parse_parameters, parse_version
+from penstock.server.v2.call_parameters import RESERVED, Options, parse_location, parse_parameters, parse_version
 
 
 def refused(call: Any, *args: Any) -> str:
@@ -49,15 +49,13 @@ class TestParameters:
             "binary_data_output": True,
         }
 
-        expected = Parameters(
-            binary=True, timeout_us=7, custom=own, priority=2**64 - 1, sequence=InSequence("a", start=True)
-        )
-        assert parse_parameters(own | known) == expected
-        assert parse_parameters({"hooks": False}) == Parameters(hooks=False)
+        expected = Options(timeout_us=7, parameters=own, priority=2**64 - 1, sequence=InSequence("a", start=True))
+        assert parse_parameters(own | known) == (expected, True)
+        assert parse_parameters({"hooks": False}) == (Options(hooks=False), False)
 
     @pytest.mark.parametrize(("ms", "us"), [(20, 20_000), (0.25, 250), (1e-9, 1)])
     def test_a_latency_target_is_parsed_as_milliseconds(self, ms: float, us: int) -> None:
-        assert parse_parameters({"latency_target_ms": ms}) == Parameters(target_us=us)
+        assert parse_parameters({"latency_target_ms": ms}) == (Options(target_us=us), False)
 
     @pytest.mark.parametrize("value", [0, -1, True, "5", float("nan"), float("inf"), 86_400_001])
     def test_a_latency_target_outside_one_day_is_rejected(self, value: Any) -> None:
@@ -84,14 +82,14 @@ class TestParameters:
         many = {f"k{number}": number for number in range(100_000)}
         start = time.process_time()
 
-        assert parse_parameters(many).custom == many
+        assert parse_parameters(many)[0].parameters == many
         assert time.process_time() - start < 5
 
     def test_a_reserved_parameter_is_rejected_unless_the_transport_allows_it(self) -> None:
         assert "reserved for Triton usage" in refused(parse_parameters, {"triton_x": 1})
         assert "reserved for Triton usage" in refused(parse_parameters, {"headers": "x"})
         assert "reserved for Triton usage" in refused(parse_parameters, {"triton_y": 1}, ("triton_x",))
-        assert parse_parameters({"triton_x": True}, ("triton_x",)).custom is None
+        assert parse_parameters({"triton_x": True}, ("triton_x",))[0].parameters is None
 
     def test_seven_parameter_names_are_reserved(self) -> None:
         assert len(RESERVED) == 7

@@ -99,7 +99,7 @@ class Server:
 
     def __post_init__(self) -> None:
         metrics = Metrics(self.engine, Hardware(nvml=_no_gpu))
-        self.health = Health(self.repository, self.engine, strict=self.strict)
+        self.health = Health(self.repository.ready, self.engine, strict=self.strict)
         extensions = RepositoryEndpoints(FakeControl(self.repository), 1 << 20).routes()
         control = control_routes(self.engine, self.repository, metrics, self.health)
         self.app = make_app((*extensions, *control), pages=True)

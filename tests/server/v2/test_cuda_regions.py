@@ -59,7 +59,7 @@ def refused(call: Any, *args: Any) -> tuple[Code, str]:
 def test_a_region_is_registered_read_written_and_unmapped(client: Client) -> None:
     cuda = client.cuda
     cuda.register("r", client.handle, 0, 16)
-    lease = cuda.lease("r", 4, 8)
+    lease = cuda.regions.lease("r", 4, 8)
 
     assert cuda.status("r") == [{"name": "r", "device_id": 0, "byte_size": 16}] == cuda.status()
     assert bytes(lease.read()) == MEMORY[4:12]
@@ -91,7 +91,7 @@ def test_an_allocation_registered_under_several_names_is_mapped_once(client: Cli
     assert refused(client.cuda.register, "c", client.handle, 0, 33)[0] is Code.INVALID
     assert client.mapped == (1, 0)
     client.cuda.unregister("a")
-    assert bytes(client.cuda.lease("b", 0, 4).read()) == MEMORY[:4]
+    assert bytes(client.cuda.regions.lease("b", 0, 4).read()) == MEMORY[:4]
     client.cuda.unregister("b")
     assert client.mapped == (1, 1)
 
@@ -119,7 +119,7 @@ def test_a_device_error_is_logged_and_hidden_from_the_client(
         code, text = refused(cuda.register, "r", client.handle, 0, 16)
     else:
         cuda.register("r", client.handle, 0, 16)
-        lease = cuda.lease("r", 0, 4)
+        lease = cuda.regions.lease("r", 0, 4)
         if doing == "unmap":
             cuda.unregister()
             lease.release()
@@ -135,15 +135,18 @@ def test_a_failed_read_of_a_region_does_not_affect_later_reads(client: Client) -
     client.cuda.register("r", client.handle, 0, 32)
     client.runtime.fail("cudaMemcpy", INVALID)
 
-    assert refused(client.cuda.lease("r", 0, 4).read)[1] == "unable to read shared memory region: 'r'"
-    assert bytes(client.cuda.lease("r", 0, 4).read()) == MEMORY[:4]
+    assert refused(client.cuda.regions.lease("r", 0, 4).read)[1] == "unable to read shared memory region: 'r'"
+    assert bytes(client.cuda.regions.lease("r", 0, 4).read()) == MEMORY[:4]
 
 
 def test_the_array_of_a_lease_outlives_the_lease_and_its_region(client: Client) -> None:
     client.cuda.register("r", client.handle, 0, 32)
-    lease = client.cuda.lease("r", 8, 16)
+    lease = client.cuda.regions.lease("r", 8, 16)
     array = lease.array((2, 4), np.dtype(np.uint16))
-    same, elsewhere = lease.array((8,), np.dtype(np.uint16)), client.cuda.lease("r", 4, 16).array((16,), np.dtype("u1"))
+    same, elsewhere = (
+        lease.array((8,), np.dtype(np.uint16)),
+        client.cuda.regions.lease("r", 4, 16).array((16,), np.dtype("u1")),
+    )
 
     assert (lease.device, array.device, array.pointer) == (0, 0, client.pointer + 8)
     assert lease.is_same_memory(array)
@@ -177,7 +180,7 @@ def test_a_region_name_belongs_to_either_system_or_cuda_shared_memory(client: Cl
     system.register("s", "key", 0, 4)
     cuda.register("c", client.handle, 0, 4)
 
-    assert system.lease("s", 0, 4).device == -1
+    assert system.regions.lease("s", 0, 4).device == -1
     assert refused(cuda.register, "s", client.handle, 0, 4)[0] is Code.ALREADY_EXISTS
     assert refused(cuda.status, "s") == (
         Code.NOT_FOUND, "The region named 's' is registered as system shared memory, not CUDA shared memory"

@@ -17,7 +17,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.server.listening.mapped_buffer import Body
 from penstock.server.v2.call_parameters import PerOutputPlan
-from penstock.server.v2.encode import Encoder, encode_by_mode
+from penstock.server.v2.encode import Encoder, encode_outputs
 from penstock.server.v2.finish import Finished, finish_all
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import encode as rpc
@@ -184,9 +184,9 @@ def test_an_answer_whose_outputs_are_all_in_shared_memory_equals_the_general_for
         for stored in (True, False):
             request = InferRequest(model, [], 1, (), (1, 0), NoSink())
             request.id, request.outputs = request_id, [np.full((1, 1), number, "f4"), np.full((1, 2), number, "i4")]
-            plan = PerOutputPlan((system.lease("r", 0, 4), system.lease("r", 8, 16)), stored)
+            plan = PerOutputPlan((system.regions.lease("r", 0, 4), system.regions.lease("r", 8, 16)), stored)
             if transport == "http":
-                answers.append(encode_by_mode(http, request, plan))
+                answers.append(encode_outputs(http, request, plan, large=False))
             elif stored:
                 answers.append((grpc.store_and_encode(request, plan, rpc.encode_id_and_mark(request_id)), 0))
             else:
@@ -207,8 +207,8 @@ def test_an_output_too_large_for_its_region_is_rejected_and_the_leases_are_relea
     model = fake_model(signature=Signature((), (TensorSpec("y", "FP32", (-1, 4)),), batched=True))
     request = InferRequest(model, [], 1, (), (0,), NoSink())
     request.outputs = [np.zeros((1, 4), np.float32)]
-    plan = PerOutputPlan((system.lease("r", 0, 8),), all_shared=True)
+    plan = PerOutputPlan((system.regions.lease("r", 0, 8),), all_shared=True)
     with pytest.raises(InferError, match=r"for output 'y' \(8 bytes\) should be at least 16 bytes"):
-        encode_by_mode(Encoder("m", "1", [("y", "FP32")]), request, plan)
+        encode_outputs(Encoder("m", "1", [("y", "FP32")]), request, plan, large=False)
     with pytest.raises(InferError, match="after its release"):
         plan.modes[0].read()  # type: ignore[union-attr]

@@ -101,7 +101,7 @@ class TestSharedMemoryOutputs:
         (folder / "key").write_bytes(bytes(64))
         system = SystemRegions(Regions(allowed=True), folder)
         system.register("r", "key", 0, 64)
-        return system.lease("r", offset, byte_size)
+        return system.regions.lease("r", offset, byte_size)
 
     def test_an_output_is_written_into_its_region_without_touching_other_bytes(self, tmp_path: Path) -> None:
         done = finish(model(), ("y", "FP32"), self.lease(tmp_path, 8, 32), SCORES)

@@ -18,7 +18,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.server.hooks.generator_call import Answer
 from penstock.server.http.limits import Limits
-from penstock.server.http.parts import PARTS
+from penstock.server.http.uvicorn_answers import PARTS
 from penstock.server.v2.generate import _LARGE_BYTES, _MAX_GROUP_BYTES, Generate, parse_generate
 from penstock.server.v2.generate_encoder import GenerateEncoder
 from tests.clients import models
@@ -45,14 +45,14 @@ def refused(**members: Any) -> str:
 
 class TestDecoding:
     def test_a_member_named_like_an_input_is_a_tensor_and_any_other_is_a_parameter(self) -> None:
-        request_id, inputs, parameters = asked(
+        request_id, inputs, options = asked(
             text="hello", id="7", temperature=0.5, parameters={"n": [1, 2, 3, 4], "k": True}
         )
 
         assert request_id == "7"
         assert inputs["text"].tolist() == [[b"hello"]]
         assert inputs["n"].tolist() == [[[1, 2], [3, 4]]]
-        assert parameters.custom == {"temperature": 0.5, "k": True}
+        assert options.parameters == {"temperature": 0.5, "k": True}
 
     def test_the_innermost_free_dim_takes_the_remaining_values(self) -> None:
         assert asked(text=["a", "b"])[1]["text"].tolist() == [[b"a"], [b"b"]]

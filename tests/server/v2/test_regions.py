@@ -46,7 +46,7 @@ class TestRegistration:
         system.register("r", "/key", 8, 16)
 
         assert system.status() == [{"name": "r", "key": "/key", "offset": 8, "byte_size": 16}] == system.status("r")
-        assert bytes(system.lease("r", 4, 8).read()) == BYTES[12:20]
+        assert bytes(system.regions.lease("r", 4, 8).read()) == BYTES[12:20]
         assert len(regions) == 1
 
     @pytest.mark.parametrize("key", ["key", "/key", "//key"])
@@ -54,7 +54,7 @@ class TestRegistration:
         _, system = made(folder)
         system.register("r", key, 0, SIZE)
 
-        assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
+        assert bytes(system.regions.lease("r", 0, SIZE).read()) == BYTES
 
     @pytest.mark.parametrize(
         "key",
@@ -135,7 +135,7 @@ class TestRegistration:
             (system.register, "r", "key", 0, 4),
             (system.unregister,),
             (system.status,),
-            (system.lease, "r", 0, 1),
+            (system.regions.lease, "r", 0, 1),
         ):
             assert refused(*call) == (Code.UNSUPPORTED, DISABLED_TEXT)
 
@@ -151,7 +151,7 @@ class TestMappings:
         (folder / "key").write_bytes(bytes(10000))
         regions, system = made(folder)
         system.register("r", "key", 5000, 4000)
-        lease = system.lease("r", 0, 1)
+        lease = system.regions.lease("r", 0, 1)
         region = regions.find("r", 0, 1)
         assert region.pointer % 4096 == 5000 % 4096
         assert mapped(folder / "key") == 8192
@@ -171,7 +171,7 @@ class TestMappings:
         system.register("r", "key", 0, SIZE)
 
         assert regions.find("r", 0, 1).pointer == 0
-        assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
+        assert bytes(system.regions.lease("r", 0, SIZE).read()) == BYTES
 
 
 class TestUnregistration:
@@ -184,7 +184,7 @@ class TestUnregistration:
 
         assert [region["name"] for region in system.status()] == ["a", "c"]
         assert refused(system.status, "b") == (Code.NOT_FOUND, "Unable to find system shared memory region: 'b'")
-        assert refused(system.lease, "b", 0, 1) == (Code.NOT_FOUND, "Unable to find shared memory region: 'b'")
+        assert refused(system.regions.lease, "b", 0, 1) == (Code.NOT_FOUND, "Unable to find shared memory region: 'b'")
         system.unregister()
         assert system.status() == []
 
@@ -192,7 +192,7 @@ class TestUnregistration:
         _, system = made(folder)
         before = descriptors()
         system.register("r", "key", 0, SIZE)
-        first, second = system.lease("r", 0, 4), system.lease("r", 4, 4)
+        first, second = system.regions.lease("r", 0, 4), system.regions.lease("r", 4, 4)
         system.unregister("r")
         first.release()
 
@@ -205,7 +205,7 @@ class TestUnregistration:
     def test_an_unregistered_region_stays_listed_until_its_last_lease_is_released(self, folder: Path) -> None:
         regions, system = made(folder)
         system.register("r", "key", 0, SIZE)
-        first = system.lease("r", 0, SIZE)
+        first = system.regions.lease("r", 0, SIZE)
         system.unregister()
         seen = InlineRegions(regions)
         second = seen.lease("r", 4, 4)
@@ -221,12 +221,12 @@ class TestUnregistration:
         _, system = made(folder)
         (folder / "other").write_bytes(bytes(SIZE))
         system.register("r", "key", 0, SIZE)
-        lease = system.lease("r", 0, SIZE)
+        lease = system.regions.lease("r", 0, SIZE)
         system.unregister("r")
         system.register("r", "other", 0, SIZE)
 
         assert bytes(lease.read()) == BYTES
-        assert bytes(system.lease("r", 0, SIZE).read()) == bytes(SIZE)
+        assert bytes(system.regions.lease("r", 0, SIZE).read()) == bytes(SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -247,22 +247,24 @@ class TestLeases:
     @given(offset=anywhere, byte_size=anywhere)
     def test_a_lease_outside_its_region_is_rejected(self, shared: SystemRegions, offset: int, byte_size: int) -> None:
         if 0 <= offset < 40 and 0 <= byte_size <= 40 - offset:
-            found = bytes(shared.lease("r", offset, byte_size).read())
+            found = bytes(shared.regions.lease("r", offset, byte_size).read())
             assert found == BYTES[8 + offset : 8 + offset + byte_size]
         else:
-            code, text = refused(shared.lease, "r", offset, byte_size)
+            code, text = refused(shared.regions.lease, "r", offset, byte_size)
             assert code is Code.INVALID
             assert "'r'" in text
 
     def test_an_invalid_range_is_rejected_with_tritons_message(self, shared: SystemRegions) -> None:
-        assert refused(shared.lease, "r", 40, 1)[1] == "Invalid offset for shared memory region: 'r'"
-        assert refused(shared.lease, "r", 8, 33)[1] == "Invalid offset + byte size for shared memory region: 'r'"
-        assert refused(shared.lease, "r", 8, 2**64 - 1)[1].startswith("Integer overflow detected: byte_size (")
+        assert refused(shared.regions.lease, "r", 40, 1)[1] == "Invalid offset for shared memory region: 'r'"
+        assert (
+            refused(shared.regions.lease, "r", 8, 33)[1] == "Invalid offset + byte size for shared memory region: 'r'"
+        )
+        assert refused(shared.regions.lease, "r", 8, 2**64 - 1)[1].startswith("Integer overflow detected: byte_size (")
 
     def test_a_write_stays_within_its_lease(self, folder: Path) -> None:
         _, system = made(folder)
         system.register("r", "key", 8, 16)
-        lease = system.lease("r", 4, 4)
+        lease = system.regions.lease("r", 4, 4)
         lease.write(b"abc")
 
         assert (folder / "key").read_bytes() == BYTES[:12] + b"abc" + BYTES[15:]
@@ -271,24 +273,24 @@ class TestLeases:
     def test_a_lease_of_a_truncated_file_is_rejected_without_crashing_the_server(self, folder: Path) -> None:
         _, system = made(folder)
         system.register("r", "key", 8, 40)
-        lease = system.lease("r", 0, 40)
+        lease = system.regions.lease("r", 0, 40)
         os.truncate(folder / "key", 20)
 
         text = "Invalid shared memory region: 'r', its file is smaller than when it was registered"
         assert refused(lease.read) == (Code.INVALID, text)
         assert refused(lease.write, bytes(40)) == (Code.INVALID, text)
         assert (folder / "key").stat().st_size == 20
-        assert bytes(system.lease("r", 0, 12).read()) == BYTES[8:20]
+        assert bytes(system.regions.lease("r", 0, 12).read()) == BYTES[8:20]
 
     def test_a_region_outlives_the_name_of_its_file(self, folder: Path) -> None:
         _, system = made(folder)
         system.register("r", "key", 0, SIZE)
         (folder / "key").unlink()
 
-        assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
+        assert bytes(system.regions.lease("r", 0, SIZE).read()) == BYTES
 
     def test_a_lease_of_zero_bytes_is_empty(self, shared: SystemRegions) -> None:
-        assert bytes(shared.lease("r", 0, 0).read()) == b""
+        assert bytes(shared.regions.lease("r", 0, 0).read()) == b""
 
     def test_a_lease_larger_than_the_event_loops_copy_limit_can_be_written(self, folder: Path) -> None:
         regions, system = made(folder)

@@ -183,7 +183,7 @@ class Services:
     def __init__(self, *models: Model, hooks: FakeHooks | None = None, **parts: Any) -> None:
         self.engine = HeldEngine(list(models)) if models else HeldEngine()
         self.repository = FakeRepository()
-        self.health = Health(self.repository, self.engine)
+        self.health = Health(self.repository.ready, self.engine)
         self.hooks = hooks or FakeHooks()
         others: dict[str, Any] = dict.fromkeys(("control", "system", "cuda", "traces", "logs"))
         made = RpcDependencies(

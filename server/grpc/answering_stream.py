@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.http2.stream import LOW_BYTES, Stream
 
-from . import answers
+from . import answer_frames
 from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
 
@@ -78,7 +78,7 @@ class AnsweringStream(Stream):
             and not outbox.table_size_update
             and not self.headers_sent
         ):
-            outbox.frames += answers.unary_answer(stream_id, message, length)
+            outbox.frames += answer_frames.unary_answer(stream_id, message, length)
             outbox.window -= size
             outbox.answer_count += 1
             outbox.sent_frames += 1
@@ -99,7 +99,7 @@ class AnsweringStream(Stream):
         outbox, stream_id = self.connection.outbox, self.stream_id
         if not self.headers_sent:
             self.headers_sent = True
-            outbox.send_headers(answers.response_headers(stream_id, coding))
+            outbox.send_headers(answer_frames.response_headers(stream_id, coding))
         size = len(message) + PREFIX_BYTES
         if (
             self.unsent is None
@@ -107,7 +107,7 @@ class AnsweringStream(Stream):
             and size <= outbox.window
             and size <= outbox.initial_window + self.credit
         ):
-            outbox.frames += (answers.message_head(stream_id, len(message), flag), message)
+            outbox.frames += (answer_frames.message_head(stream_id, len(message), flag), message)
             outbox.window -= size
             self.credit -= size
             outbox.sent_frames += 1
@@ -119,16 +119,16 @@ class AnsweringStream(Stream):
     def finish(self) -> None:
         """End a stream with OK."""
         if not self.ended:
-            self._send_last(answers.ok_trailers(self.stream_id) if self.headers_sent else b"")
+            self._send_last(answer_frames.ok_trailers(self.stream_id) if self.headers_sent else b"")
 
     def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK."""
         if self.ended:
             return
         if self.headers_sent:
-            last_frame = answers.trailers(self.stream_id, status, text, pushback_ms)
+            last_frame = answer_frames.trailers(self.stream_id, status, text, pushback_ms)
         else:
-            last_frame = answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms)
+            last_frame = answer_frames.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms)
             if status is Status.UNAVAILABLE and self.remote_ended and self._delay_rejection():
                 self.release()
                 self.delayed_answer = last_frame
@@ -154,8 +154,8 @@ class AnsweringStream(Stream):
 
     def _send_last(self, last_frame: bytes) -> None:
         if not last_frame:
-            self.connection.outbox.send_headers(answers.response_headers(self.stream_id))
-            last_frame = answers.ok_trailers(self.stream_id)
+            self.connection.outbox.send_headers(answer_frames.response_headers(self.stream_id))
+            last_frame = answer_frames.ok_trailers(self.stream_id)
         self.release()
         self.connection.outbox.answer_count += 1
         if self.unsent is None:

@@ -1,22 +1,31 @@
-"""YAML with line numbers: a cortex.yaml as YamlNodes, with aliases and merges resolved. Called by project.py.
+"""YAML with line numbers: a text as YamlNodes, with aliases and merges resolved. Used by the Cortex and Seldon formats.
 
-PyYAML parses the syntax; scalars.py resolves scalars, as in Cortex.
+PyYAML parses the syntax. Plain scalars get the values of go-yaml 2, resolve.go, with which the originals read YAML.
+They differ from PyYAML's: `1e-3` is a number, `12:30` and `2019-01-02` are texts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from .scalars import Scalar, resolve, resolve_tagged
-
 MAX_NODES = 20_000
 """Includes the expansion of aliases: a few lines of them can expand to any number of values."""
 _OF_YAML = "tag:yaml.org,2002:"
-_PLAIN = "unwrapped"
+_PLAIN = "plain"
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"})
+_FALSE = frozenset({"n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"})
+_SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*)")
+_MAX_DIGITS = 64
+
+Scalar = str | int | float | bool | None
 
 
 class YamlError(Exception):
@@ -67,8 +76,8 @@ def parse(text: str) -> YamlNode:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 0
-        yaml_node = ", ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(f"invalid yaml: {yaml_node}", line) from error
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise YamlError(f"invalid yaml: {problem}", line) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"invalid yaml: the character {chr(error.character)!a} is not allowed", line) from error
@@ -143,3 +152,34 @@ def _scalar(yaml_node: Any) -> Scalar:
     if yaml_node.tag == _PLAIN:
         return resolve(yaml_node.value)
     return resolve_tagged(yaml_node.tag.removeprefix(_OF_YAML), yaml_node.value)
+
+
+def resolve(text: str) -> Scalar:
+    """Return the value of a plain scalar."""
+    if text in _NULLS:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if found := _SPECIAL.fullmatch(text):
+        return float(found[1] + "inf" if found[2] else "nan")
+    digits = text.replace("_", "")
+    if len(digits) <= _MAX_DIGITS and _INTEGER.fullmatch(digits):
+        number = _parse_integer(digits)
+        if -(2**63) <= number < 2**64:
+            return number
+    return float(digits) if len(digits) <= _MAX_DIGITS and _FLOAT.fullmatch(digits) else text
+
+
+def _parse_integer(digits: str) -> int:
+    sign, magnitude = (-1, digits[1:]) if digits.startswith("-") else (1, digits.removeprefix("+"))
+    if len(magnitude) > 1 and magnitude[0] == "0" and magnitude[1].isdigit():
+        magnitude = f"0o{magnitude[1:]}"
+    return sign * int(magnitude, 0)
+
+
+def resolve_tagged(tag: str, text: str) -> Scalar:
+    """Return the value of a scalar with a tag of YAML's own (`!!str 5`); with any other tag, it is a text."""
+    if tag in {"int", "float", "bool", "null"}:
+        value = resolve(text)
+        return float(value) if tag == "float" and type(value) is int else value
+    return text

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.cortex.tracking import tracked_value
+from penstock.server.cortex.conversions import tracked_value
 
 CLASS = {"model_type": "classification", "key": ""}
 VALUE = {"model_type": "regression", "key": ""}

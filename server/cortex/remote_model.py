@@ -1,4 +1,4 @@
-"""StoredModel: a model at a URL, as files that can be listed and copied. Called by models.py."""
+"""RemoteModel: a model at a URL, as files that can be listed and copied. Called by models.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.server.repository.overrides import is_component
 from penstock.server.repository.remote import INSTALL, RemoteError, error_reason, stamp_of
 
 
-class StoredModel:
+class RemoteModel:
     """The files at one URL. Threads: any; it blocks."""
 
     def __init__(self, url: str) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.server.http.answers import ResponseHeads
+from penstock.server.http.response_heads import ResponseHeads
 
 DATE = [(b"date", b"Sat, 01 Jan 2000 00:00:00 GMT")]
 
