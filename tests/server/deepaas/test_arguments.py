@@ -20,7 +20,7 @@ from penstock.server.deepaas.inside.accepting import AcceptArgument
 from penstock.server.deepaas.inside.answers import Refusal
 from penstock.server.deepaas.inside.arguments import Arguments
 
-from .calling import FORM, asked, parts
+from .worker_calls import FORM, asked, parts
 
 JSON, URLENCODED = "application/json", "application/x-www-form-urlencoded"
 Inner = marshmallow.Schema.from_dict({"x": fields.Int(required=True)})
