@@ -14,7 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.arrivals import LARGE_BYTES, MAX_ARRIVALS
 from penstock.batching.statistics import CANCELED, REJECTED
-from tests.batching.arriving import KEYS, housed, right
+from tests.batching.loop_models import KEYS, housed, right
 from tests.fakes import PATIENCE_S
 
 pytestmark = pytest.mark.anyio

@@ -38,7 +38,7 @@ from penstock.batching.spec import (
     State,
 )
 from tests.batching.ensembles import ensemble_spec, step
-from tests.batching.overlapping import ROWS, Stream, StreamBinding
+from tests.batching.overlapping_device import ROWS, Stream, StreamBinding
 from tests.fakes import PATIENCE_S, FakeBackend
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.clients.refusing import refused
+from tests.clients.client_errors import refused
 from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
 from tests.live import Live
 

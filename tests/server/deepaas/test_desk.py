@@ -15,7 +15,7 @@ from penstock.server.workers import restarting
 from penstock.server.workers.order import NotStartedError, Order
 from tests.server.carrying.crews import NoBackoff
 
-from .trainings import done, turns
+from .fake_trainers import done, turns
 
 
 class FakeWorker:

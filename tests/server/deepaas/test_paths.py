@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.deepaas.paths import PREDICTIONS, TRAININGS, DeepaasPaths, DeepaasRoute, Purpose
-from tests.deepaas.playing import ORIGINAL
+from tests.deepaas.replay import ORIGINAL
 
 NAMES = ("basic", "a-b.c_d", "été")
 PATHS = DeepaasPaths(NAMES)

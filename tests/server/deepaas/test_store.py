@@ -16,7 +16,7 @@ from penstock.server.deepaas.records import TrainingRecord, TrainingStatus
 from penstock.server.deepaas.store import Store, file_of
 from tests.live import settings_for
 
-from .trainings import done
+from .fake_trainers import done
 
 RECORD = TrainingRecord("a" * 32, "m", TrainingStatus.DONE, '{"date": "x"}', 1.5, "a line\n")
 
