@@ -14,7 +14,7 @@ MEMBERS = ("compute_infer", "compute_output", "success", "fail", "empty_response
 
 
 class AnswerStatistics:
-    """Counts and durations by position, 0 for a request's first answer. Invariant: at most KEPT_POSITIONS of them.
+    """Counts and durations by position, 0 for a request's first answer. Invariant: at most MAX_POSITIONS of them.
 
     If `forward` is set, it receives each position and its durations by member, and nothing is kept here.
     Units: nanoseconds; `infer_ns` is the time to compute an answer, `output_ns` the time to convert it to tensors.

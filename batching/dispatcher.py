@@ -169,7 +169,7 @@ class Dispatcher:
             self._set_hold_alarm(model, now_ns)
 
     def _deliver_between(self, model: Model, batches: list[Batch]) -> None:
-        """Deliver what a model ran, without marking it dirty: it is served again right away."""
+        """Deliver what a model ran, without scheduling it: it is served again right away."""
         model.scheduled = True
         try:
             self.deliver(model, batches)

@@ -26,8 +26,7 @@ from .running.batch import Batch
 from .running.external_models import ExternalLoader, close_executors, open_external
 from .running.watchdog import Watchdog
 from .scheduling.admission_control import LATE_EVENT, AdmissionControl
-from .scheduling.arrivals import Arrivals
-from .scheduling.bulk_enqueue import enqueue_all
+from .scheduling.arrivals import Arrivals, enqueue_all
 from .scheduling.request_checks import make_request, values_key
 from .shapes.splitting import add_parts
 from .sinks import flush_ordering, remove_from_ordering, submit_and_wait
@@ -230,7 +229,7 @@ class Engine:
             self._dispatcher.schedule(model)
 
     def submit_together(self, model: Model, requests: Sequence[InferRequest]) -> bool:
-        """Accept steps of requests accepted earlier (bulk_enqueue.py). Returns: False to submit each alone."""
+        """Accept steps of requests accepted earlier (arrivals.py). Returns: False to submit each alone."""
         if not enqueue_all(model, requests, time.monotonic_ns()):
             return False
         model.inflight += len(requests)

@@ -24,7 +24,7 @@ from .scheduling.queue_limits import max_split_rows
 from .scheduling.scheduler import Scheduler
 from .scheduling.sizing import fast_ns
 from .scheduling.timeouts import has_default_timeout
-from .sequences.homes import make_sequences
+from .sequences.affinity import make_sequences
 from .shapes.forms import forms_of
 from .shapes.padding import Padding
 from .statistics import ModelStatistics
@@ -112,7 +112,7 @@ class Model:
         sequences = make_sequences(spec, self.max_rows, count, backends)
         self.scheduler = Scheduler(spec.policy, self.costs, fast_run_ns, count, sequences, usable_bytes())
         self.event_counts, self.device_ns = dict[str, int](), dict[str, int]()
-        self.blockers, self.streams = set[Any](), set[Any]()
+        self.blockers, self.streams = set[object](), set[Any]()
         self.inflight = self.hold_count = self.unread_bytes = 0
         self.load_s = 0.0
         self.shutdown_tasks: set[asyncio.Task[None]] = set()
@@ -208,22 +208,22 @@ class Model:
         Returns: the batches that ran here, and whether more should run here in the next loop turn. At most one batch
         runs here per turn: sockets are read in between, which makes the next batch bigger.
         """
-        scheduler, stay = self.scheduler, self.loop_guard
+        scheduler, guard = self.scheduler, self.loop_guard
         with self.lock:
             lane = scheduler.next_lane(now_ns)
             if lane is None:
                 return [], False
             binding = self.loop_binding
-            if not lane.fast or binding is None or now_ns < stay.off_loop_until_ns:
+            if not lane.fast or binding is None or now_ns < guard.off_loop_until_ns:
                 self.wake_one()
-                if binding is None or now_ns < stay.off_loop_until_ns:
+                if binding is None or now_ns < guard.off_loop_until_ns:
                     return [], False
                 lane = scheduler.next_lane(now_ns, fast_only=True)
                 if lane is None:
                     return [], False
             batch = scheduler.take_from(lane, now_ns)
-        if now_ns >= stay.next_sample_ns:
-            stay.sample_cpu(time.thread_time_ns(), now_ns)
+        if now_ns >= guard.next_sample_ns:
+            guard.sample_cpu(time.thread_time_ns(), now_ns)
         try:
             batches = execute(self, binding, batch)
         except LostBatch as lost:
@@ -233,7 +233,7 @@ class Model:
         self.learn(batch, batches)
         held_ns = batches[-1].exec_end_ns - batch.exec_start_ns
         if held_ns > LONG_BATCH_NS and self.spec.policy.executor == "auto":
-            message = stay.record_long_batch(held_ns, time.thread_time_ns(), batches[-1].exec_end_ns)
+            message = guard.record_long_batch(held_ns, time.thread_time_ns(), batches[-1].exec_end_ns)
             if message:
                 logger.warning("model %s %s", self.name, message)
         return batches, scheduler.request_count > 0
@@ -257,7 +257,7 @@ class Model:
         """Whether requests would be served: the model is healthy and nothing hinders it."""
         return self.healthy and not self.blockers
 
-    def set_blocked(self, blocker: Any, *, blocked: bool) -> None:
+    def set_blocked(self, blocker: object, *, blocked: bool) -> None:
         """Record that `blocker`, such as hooks that failed to load, lets no request through, or that it does again."""
         if blocked != (blocker in self.blockers):
             (self.blockers.add if blocked else self.blockers.discard)(blocker)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Key = tuple[tuple[int, ...] | None, ...]
 """What requests must have in common to share a batch: the shape of each input without rows, in the Signature's order;
 None if the input is absent. Names and datatypes already match the model's. If sequences are pinned, a Pin follows
-(places.pin)."""
+(sequence_slots.pin)."""
 
 
 Pin = tuple[int] | None

@@ -164,7 +164,7 @@ class SequenceSpec:
     `direct`: each sequence has its own row of the batch; otherwise the oldest requests share batches. `max_candidates`:
     the most sequences under way per Instance (oldest); 0 means as many as a batch has rows. `iterative`: each request
     is its own sequence and runs until the model is done with it (iterations.py).
-    `hold_backlog`: for tests; when requests are held, they are held until this many also wait for a place.
+    `hold_backlog`: for tests; when requests are held, they are held until this many also wait for a slot.
     Units: a sequence is forgotten after `idle_us` without a request. With `direct`, a batch may be held open for
     `max_delay_us`, until a share `min_utilization` (0 to 1) of its rows has requests.
     """

@@ -5,7 +5,6 @@ Used by opening.py, and by code that loads a model only to inspect it.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,6 @@ from penstock.batching.spec import InstanceGroup
 if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
 
-logger = logging.getLogger("penstock.batching")
-
 CPU_FALLBACK = "penstock.cpu_fallback"
 """The option that allows it if set to "1"."""
 
@@ -25,12 +22,6 @@ def can_fall_back(spec: ModelSpec, error: InferError) -> bool:
     """Whether to load a model on the CPU after a failure: no GPU is usable, and the option is set."""
     on_gpu = any(device != "cpu" for group in spec.instances for device in group.devices)
     return on_gpu and error.code is Code.UNSUPPORTED and spec.options.get(CPU_FALLBACK) == "1"
-
-
-def move_to_cpu(spec: ModelSpec, reason: str) -> ModelSpec:
-    """Move a model configured for a GPU to the CPU, and log why."""
-    logger.warning("model '%s' falls back to the CPU: %s", spec.name, reason)
-    return moved_to_cpu(spec, reason)
 
 
 def moved_to_cpu(spec: ModelSpec, reason: str) -> ModelSpec:

@@ -110,7 +110,7 @@ class Placement:
             self.add_claim()
 
     def add_claim(self) -> int:
-        """Register one more Instance with the RateLimiter, if there is one. Returns: its number here."""
+        """Register one more Instance with the RateLimiter, if there is one. Returns: the index of its claim."""
         if self.limiter is not None:
             self.claims.append(self.limiter.join(self.name, self.group.resources, self.group.rate_priority))
         return len(self.claims) - 1
@@ -125,9 +125,9 @@ class Placement:
             self.claims.remove(share)
             self.limiter.leave(share)
 
-    def turn_source(self, number: int) -> tuple[TurnArbiter, Any]:
+    def turn_source(self, claim_index: int) -> tuple[TurnArbiter, Any]:
         """Return what gives this Instance its turns, and the Instance's share there."""
-        return (self.device, self.share) if self.limiter is None else (self.limiter, self.claims[number])
+        return (self.device, self.share) if self.limiter is None else (self.limiter, self.claims[claim_index])
 
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
         """Allocate a Binding on the current Backend."""

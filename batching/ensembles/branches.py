@@ -35,7 +35,7 @@ PAUSE_BYTES = MAX_UNREAD_BYTES // 4
 class _Segment:
     """The Passages of one request on one Course.
 
-    `active_count`: how many are under way or wait to be handed out; `waiting`: those that wait for a place.
+    `active_count`: how many are under way or wait to be handed out; `waiting`: those that wait for one of them to end.
     `resume_callbacks`: the callbacks of steps that were told to wait, for when there is room again.
     """
 

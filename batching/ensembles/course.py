@@ -191,35 +191,39 @@ def _make_course(
     needed: set[str], next_course: Course | None,
 ) -> Course:  # fmt: skip
     """Compute the way from `given_tensors` to `outputs`, or to a step whose answers continue with `next_course`."""
-    produced = [
-        tensor
-        for step in linked_steps
-        if not step.model.spec.is_streaming
-        for _, tensor in step.outputs
-        if tensor in needed
-    ]
+    finite_steps = [step for step in linked_steps if not step.model.spec.is_streaming]
+    produced = [tensor for step in finite_steps for _, tensor in step.outputs if tensor in needed]
     numbers = {tensor: number for number, tensor in enumerate([*given_tensors, *produced])}
     output_numbers = tuple(numbers[tensor] for tensor in outputs)
-    reads = Counter(numbers[tensor] for step in linked_steps for tensor in step.inputs if tensor is not None) + Counter(
-        output_numbers
-    )
+    reads = Counter(numbers[tensor] for step in linked_steps for tensor in step.inputs if tensor is not None)
+    reads.update(output_numbers)
     steps = tuple(
         _make_step(number, step, numbers, needed, reads, next_course) for number, step in enumerate(linked_steps)
     )
     makers = {tensor: step.number for step in steps for tensor in step.output_tensors}
     predecessors = [{makers[each] for each in step.inputs if each in makers} for step in steps]
+    joins = {step.number: len(predecessors[step.number]) > 1 for step in steps}
     successors = [[each for each in steps if step.number in predecessors[each.number]] for step in steps]
-    sole_successors = tuple(
-        tuple(each for each in group if len(predecessors[each.number]) == 1) for group in successors
+    sole_successors = tuple(tuple(each for each in group if not joins[each.number]) for group in successors)
+    direct_successors = tuple(
+        next((each for each in group if _takes_exactly(each, step)), None)
+        for step, group in zip(steps, sole_successors, strict=True)
     )
+    returns_tensors = not any(row_modes)
+    makers_of_all = (step for step in steps if step.output_tensors == output_numbers)
     return Course(
-        steps, tuple(step for step in steps if not predecessors[step.number]), sole_successors, tuple(tuple(each for
-        each in group if len(predecessors[each.number]) > 1) for group in successors), tuple(next((each for each in
-        sole_successors[step.number] if _takes_exactly(each, step)), None) for step in steps), None if any(row_modes)
-        else next((step for step in steps if step.output_tensors == output_numbers), None), {step.number:
-        len(predecessors[step.number]) for step in steps if len(predecessors[step.number]) > 1}, {number: count for
-        number, count in reads.items() if count > 1}, output_numbers, row_modes if any(row_modes) else None, (None,) *
-        (len(produced) + 1) )  # fmt: skip
+        steps=steps,
+        initial_steps=tuple(step for step in steps if not predecessors[step.number]),
+        sole_successors=sole_successors,
+        joining_successors=tuple(tuple(each for each in group if joins[each.number]) for group in successors),
+        direct_successors=direct_successors,
+        final_step=next(makers_of_all, None) if returns_tensors else None,
+        predecessor_counts={number: len(predecessors[number]) for number in joins if joins[number]},
+        read_counts={number: count for number, count in reads.items() if count > 1},
+        outputs=output_numbers,
+        row_modes=None if returns_tensors else row_modes,
+        empty_tensors=(None,) * (len(produced) + 1),
+    )
 
 
 def _takes_exactly(step: CourseStep, producer: CourseStep) -> bool:
@@ -230,22 +234,18 @@ def _make_step(
     number: int, step: LinkedStep, numbers: Mapping[str, int], needed: set[str], reads: Mapping[int, int],
     next_course: Course | None,
 ) -> CourseStep:  # fmt: skip
-    model, used = step.model, sorted((position, tensor) for position, tensor in step.outputs if tensor in needed)
+    used = sorted((position, tensor) for position, tensor in step.outputs if tensor in needed)
     inputs = tuple(-1 if tensor is None else numbers[tensor] for tensor in step.inputs)
-    sole_reads = tuple(each for each in inputs if reads[each] == 1)
-    shared_reads = tuple(each for each in inputs if reads[each] > 1)
-    row_modes, used_outputs = step.row_modes if any(step.row_modes) else None, tuple(position for position, _ in used)
-    needs_terms, streams = model.has_default_timeout or model.spec.reads_parameters, model.spec.is_streaming
-    output_tensors = () if streams else tuple(numbers[tensor] for _, tensor in used)
+    streams = step.model.spec.is_streaming
     return CourseStep(
-        number,
-        model,
-        inputs,
-        row_modes,
-        sole_reads,
-        shared_reads,
-        used_outputs,
-        output_tensors,
-        needs_terms,
-        next_course if streams else None,
+        number=number,
+        model=step.model,
+        inputs=inputs,
+        row_modes=step.row_modes if any(step.row_modes) else None,
+        sole_reads=tuple(each for each in inputs if reads[each] == 1),
+        shared_reads=tuple(each for each in inputs if reads[each] > 1),
+        used_outputs=tuple(position for position, _ in used),
+        output_tensors=() if streams else tuple(numbers[tensor] for _, tensor in used),
+        needs_terms=step.model.has_default_timeout or step.model.spec.reads_parameters,
+        next_course=next_course if streams else None,
     )

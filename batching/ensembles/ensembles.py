@@ -150,7 +150,7 @@ class Ensembles:
         self._flush()
 
     def _continue_directly(self, passage: Passage, step: CourseStep, outputs: list[Any]) -> bool:
-        """Continue like `put` and `_advance`, but directly, if what this step made is all that comes next."""
+        """Continue like `store_outputs` and `_advance`, but directly, if what this step made is all that comes next."""
         course = passage.course
         successor = course.direct_successors[step.number]
         if successor is not None and not passage.has_terms:

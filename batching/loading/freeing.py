@@ -95,10 +95,8 @@ def _has_free_axes(graph: Signature) -> bool:
 def _compare(original: Backend, freed: Backend, length: int) -> str | None:
     """Compare with axes of one length. Returns: the difference, "" for equal answers, None if nothing could be run."""
     single_graph, batch_graph = (_with_length(backend.graph, length) for backend in (original, freed))
-    single_binding, batch_binding = (
-        original.bind(single_graph, 1),
-        freed.bind(replace(batch_graph, batched=True), max(SIZES)),
-    )
+    single_binding = original.bind(single_graph, 1)
+    batch_binding = freed.bind(replace(batch_graph, batched=True), max(SIZES))
     for max_integer in MAX_INTEGERS:
         rows = draw_inputs(batch_graph, max(SIZES), max_integer)
         try:

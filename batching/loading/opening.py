@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-from penstock.backends.backend import Backend, Loader, is_stateful
+from penstock.backends.backend import Backend, Loader, is_stateful, supports_trimming
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.fallback import can_fall_back, move_to_cpu
+from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.devices.memory import trim_heap
 from penstock.batching.devices.placement import Devices, backend_groups, pinned_to_cpus
 from penstock.batching.model import Model
@@ -77,7 +77,7 @@ def open_model(
         close_model(model)
         return open_model(without_rows(configured), loaders, on_finished, devices)
     # an Instance does this itself when idle, the loop never does
-    release_caches(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "trim_memory")])
+    release_caches(model, filter(supports_trimming, (model.loop_binding,)))
     model.load_s = time.monotonic() - start
     return model
 
@@ -118,7 +118,8 @@ def _load_or_fall_back(
             raise
         while backends:
             backends.pop().close()
-        return _load_on_devices(move_to_cpu(spec, error.message), loader, backends, devices)
+        logger.warning("model '%s' falls back to the CPU: %s", spec.name, error.message)
+        return _load_on_devices(moved_to_cpu(spec, error.message), loader, backends, devices)
 
 
 def _load_on_devices(
@@ -171,10 +172,8 @@ def _reload(spec: ModelSpec, loader: Loader, position: int) -> Backend:
 
 def session_options(spec: ModelSpec, device: str) -> Mapping[str, str]:
     """Return the options of one session: the GPU memory limit of a model is divided by its sessions there."""
-    memory_bytes, count = (
-        spec.options.get(GPU_MEMORY),
-        sum(group.count for group in spec.instances if device in group.devices),
-    )
+    memory_bytes = spec.options.get(GPU_MEMORY)
+    count = sum(group.count for group in spec.instances if device in group.devices)
     if memory_bytes is None or count < 2:
         return spec.options
     return {**spec.options, GPU_MEMORY: str(int(memory_bytes) // count)}

@@ -60,7 +60,7 @@ class Change:
             instance.retiring = True
         staying = [instance for instance in model.instances if not instance.retiring]
         with model.lock:
-            self._assign_seats(model)
+            self._assign_numbers(model)
             model.spec = self.spec
             # the first repairs the loop's device, and those that leave are woken last
             model.instances = [*staying, *self.added, *(each for each in model.instances if each.retiring)]
@@ -84,27 +84,27 @@ class Change:
         pairs = zip(tasks, ends, strict=True)
         return [task for task, (instance, vacated) in pairs if instance in idle and vacated is None]
 
-    def _assign_seats(self, model: Model) -> None:
-        used_seats = {instance.seat for instance in model.instances}
-        free_seats = (seat for seat in itertools.count() if seat not in used_seats)
-        for instance, seat in zip(self.added, free_seats, strict=False):
-            instance.seat = seat
+    def _assign_numbers(self, model: Model) -> None:
+        used_numbers = {instance.number for instance in model.instances}
+        free_numbers = (number for number in itertools.count() if number not in used_numbers)
+        for instance, number in zip(self.added, free_numbers, strict=False):
+            instance.number = number
 
     def _move_sequences(self, model: Model, staying: Sequence[Instance]) -> None:
         """Let sequences start on the current Instances, and have the event loop serve those that may."""
         scheduler, sequences = model.scheduler, model.scheduler.sequences
         if sequences is not None:
             current, now_ns = [*staying, *self.added], time.monotonic_ns()
-            seats = [instance.seat for instance in current] if sequences.model_keeps_state else range(len(current))
-            sequences.set_instances(seats, now_ns)
+            numbers = [instance.number for instance in current] if sequences.model_keeps_state else range(len(current))
+            sequences.set_instances(numbers, now_ns)
             scheduler.expired += scheduler.expire(now_ns)
             model.notify_loop()
 
     def _update_placements(self, model: Model) -> None:
-        used = [instance.placement for instance in model.thread_instances]
-        model.placements += {id(at): at for at in used if at not in model.placements}.values()
+        used = dict.fromkeys(instance.placement for instance in model.thread_instances)
+        model.placements += [placement for placement in used if placement not in model.placements]
         model.overlaps = any(instance.overlaps for instance in model.thread_instances)
-        model.in_place_devices = devices_of(model, [each for at in model.placements for each in at.bindings])
+        model.in_place_devices = devices_of(model, [binding for each in model.placements for binding in each.bindings])
         resize_shares(model.spec, model.placements)
 
     async def abandon(self) -> None:
@@ -116,7 +116,7 @@ class Change:
 
 
 async def make_change(
-    model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, ExternalLoader],
+    model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], external_loaders: Mapping[str, ExternalLoader],
     devices: Devices,
 ) -> Change | None:  # fmt: skip
     """Make the Instances that a Model lacks of a spec that is otherwise equal to the Model's.
@@ -125,19 +125,19 @@ async def make_change(
     """
     if model.ensemble is not None or not model.instances:
         return None
-    if model.spec.backend in outsides:
-        return await _outside_change(model, spec, outsides[model.spec.backend], devices)
+    if model.spec.backend in external_loaders:
+        return await _external_change(model, spec, external_loaders[model.spec.backend], devices)
     change_task = asyncio.ensure_future(asyncio.to_thread(_thread_change, model, spec, loaders[spec.backend]))
     try:
         return await asyncio.shield(change_task)
     except asyncio.CancelledError:
-        task = asyncio.ensure_future(_abandon_when_made(change_task))
+        task = asyncio.ensure_future(_abandon_later(change_task))
         model.shutdown_tasks.add(task)
         task.add_done_callback(model.shutdown_tasks.discard)
         raise
 
 
-async def _abandon_when_made(change_task: asyncio.Future[Change | None]) -> None:
+async def _abandon_later(change_task: asyncio.Future[Change | None]) -> None:
     """End what a thread, which cannot be stopped, makes for nothing. The Model must not be closed before that."""
     await asyncio.wait([change_task])
     if change_task.exception() is None and (change := change_task.result()) is not None:
@@ -171,17 +171,17 @@ def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | No
     if _model_keeps_state(model):
         groups = new_groups
     ended = [instance for instance in old if instance not in staying]
-    made: list[ThreadInstance] = []
+    added: list[ThreadInstance] = []
     try:
         for group in missing:
-            made.append(_add_instance(model, group, [*staying, *made], loader))
+            added.append(_add_instance(model, group, [*staying, *added], loader))
     except BaseException:
-        for instance in made:
+        for instance in added:
             with model.lock:
                 instance.stop()
             _end_thread(model, instance)
         raise
-    return Change(model, replace(model.spec, instances=tuple(groups)), [*ended], [*made])
+    return Change(model, replace(model.spec, instances=tuple(groups)), [*ended], [*added])
 
 
 def _can_resize(
@@ -208,14 +208,14 @@ def _add_instance(
     may_share = device == "cpu" and not _model_keeps_state(model)
     shareable = [each.placement for each in others if each.group == group] if may_share else []
     placement = shareable[0] if shareable else _load_placement(model, group, others, loader)
-    number = placement.add_claim() if shareable else 0
+    claim_index = placement.add_claim() if shareable else 0
     name = f"{model.name}/{model.version}#{len(model.instances) + len(others)}"
     try:
-        instance = ThreadInstance(model, placement, name, number)
+        instance = ThreadInstance(model, placement, name, claim_index)
         instance.start()
     except BaseException:
         if shareable:
-            placement.release((), placement.claims[number] if placement.claims else None)
+            placement.release((), placement.claims[claim_index] if placement.claims else None)
         else:
             placement.close()
         raise
@@ -278,7 +278,7 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
 # -- Instances in other processes ------------------------------------------------------------------------------------
 
 
-async def _outside_change(model: Model, spec: ModelSpec, loader: ExternalLoader, devices: Devices) -> Change | None:
+async def _external_change(model: Model, spec: ModelSpec, loader: ExternalLoader, devices: Devices) -> Change | None:
     """Make the Change of a model whose Batches run in other processes."""
     open_more = getattr(loader, "open_more", None)
     if open_more is None:
@@ -312,11 +312,11 @@ def _stop_or_wait(model: Model, instance: Instance) -> asyncio.Event | None:
     Returns: the event that is set when the last of those is over.
     """
     sequences = model.scheduler.sequences
-    if sequences is None or not sequences.model_keeps_state or not sequences.has_sequences_at(instance.seat):
+    if sequences is None or not sequences.model_keeps_state or not sequences.has_sequences_at(instance.number):
         instance.stop()
         return None
     vacated = asyncio.Event()
-    sequences.on_vacated[instance.seat] = partial(asyncio.get_running_loop().call_soon_threadsafe, vacated.set)
+    sequences.on_vacated[instance.number] = partial(asyncio.get_running_loop().call_soon_threadsafe, vacated.set)
     return vacated
 
 

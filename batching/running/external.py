@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.batching.sequences import homes
+from penstock.batching.sequences import affinity
 
 from .batch import Batch, split_by_result, sub_batch
 from .isolation import fail_queued, fail_requests
@@ -33,7 +33,7 @@ class ExecutorCallbacks(Protocol):
     def on_free(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
     def on_answered(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
     def on_not_run(self, batch: Batch) -> None: ...
-    def on_down(self, failure: InferError, *, hopeless: bool) -> None: ...
+    def on_down(self, failure: InferError, *, permanent: bool) -> None: ...
     def on_up(self) -> None: ...
     def count_event(self, event: str) -> None: ...
 
@@ -74,9 +74,9 @@ class ExternalInstance:
     processes run whenever the system lets them. `idle`: wake it when a request arrives. `failure` is why it cannot run
     now; what waits stays queued for it or for another Instance. Once it is `permanently_down` and no Instance of its
     model can run, requests are answered with the failure.
-    `home` is its identity for the sequences it remembers (homes.py), which is lost whenever it cannot run.
-    `undelivered` counts the requests it has taken and not delivered. `seat` is its number. `retiring`: it is about to
-    end.
+    `state_id` identifies what it remembers of sequences (affinity.py), which is lost whenever it cannot run.
+    `undelivered` counts the requests it has taken and not delivered. `number` is its own in the model.
+    `retiring`: it is about to end.
     Invariant: each request that it has taken is delivered exactly once, which its ExternalExecutor ensures.
     Threads: the event loop's; `grant` may be called on any.
     """
@@ -102,8 +102,8 @@ class ExternalInstance:
         self.idle = True
         self.permanently_down = False
         self.failure: InferError | None = None
-        self.home = object()
-        self.seat = len(model.instances)
+        self.state_id = object()
+        self.number = len(model.instances)
         self.retiring = False
 
     # -- what Model expects of its Instances -----------------------------------------------------------------------
@@ -197,7 +197,7 @@ class ExternalInstance:
         self._busy = False
         self.undelivered -= len(batch.requests)
         self._end_turn(more=False)
-        peers = self._peers() if homes.pin_of(self._model, self) is None else []
+        peers = self._peers() if affinity.pin_of(self._model, self) is None else []
         next((each for each in peers if each.free), self).assign(batch)
         self._check_drained()
 
@@ -207,7 +207,7 @@ class ExternalInstance:
     def _take_pending(self) -> Batch | None:
         """Return a Batch taken from the queue earlier: its own, or one of an Instance that cannot run it now."""
         holder = self
-        if self.pending_batch is None and homes.pin_of(self._model, self) is None:
+        if self.pending_batch is None and affinity.pin_of(self._model, self) is None:
             holder = next((each for each in self._peers() if each.pending_batch is not None and not each.serving), self)
         batch, holder.pending_batch = holder.pending_batch, None
         holder._check_drained()  # noqa: SLF001 - an object of the same class
@@ -228,11 +228,11 @@ class ExternalInstance:
         self.idle, self.pending_batch = False, batch
         self._loop.call_soon(self._run_step)
 
-    def on_down(self, failure: InferError, *, hopeless: bool) -> None:
-        """Leave what waits to the others for now; if `hopeless` and they cannot run either, answer it."""
-        self.failure, self.permanently_down, self.idle = failure, hopeless, False
-        self.home = object()
-        homes.report_availability(self._model, self, can_run=False)
+    def on_down(self, failure: InferError, *, permanent: bool) -> None:
+        """Leave what waits to the others for now; if `permanent` and they cannot run either, answer it."""
+        self.failure, self.permanently_down, self.idle = failure, permanent, False
+        self.state_id = object()
+        affinity.report_availability(self._model, self, can_run=False)
         with self._model.lock:
             self._model.wake_one()
         self._loop.call_soon(self._run_step)
@@ -240,7 +240,7 @@ class ExternalInstance:
     def on_up(self) -> None:
         """Resume."""
         self.failure, self.permanently_down = None, False
-        homes.report_availability(self._model, self, can_run=True)
+        affinity.report_availability(self._model, self, can_run=True)
         self._run_step()
 
     # -- taking Batches --------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class ExternalInstance:
             return
         if self.failure is not None:
             self._end_turn(more=False)
-            if self.permanently_down and (homes.pin_of(self._model, self) is not None or not self._model.healthy):
+            if self.permanently_down and (affinity.pin_of(self._model, self) is not None or not self._model.healthy):
                 self._fail_all(self.failure)
             return
         if not self._acquire_turn():
@@ -273,7 +273,7 @@ class ExternalInstance:
         if batch is None:
             self._end_turn(more=False)
             return
-        runnable, rejected = homes.split_by_home(self._model, self, batch)
+        runnable, rejected = affinity.split_by_state(self._model, self, batch)
         if rejected:
             self._deliver_rejected(rejected)
         if runnable is None:
@@ -325,14 +325,14 @@ class ExternalInstance:
         model = self._model
         with model.lock:
             now_ns = time.monotonic_ns()
-            lane = model.scheduler.next_lane(now_ns, pin=homes.pin_of(model, self))
+            lane = model.scheduler.next_lane(now_ns, pin=affinity.pin_of(model, self))
             max_ns = self.executor.max_batch_ns(lane.key) if lane is not None else 0
             # a call that never ran may take long: leave everything else that waits to the others
             batch = model.scheduler.take_from(lane, now_ns, max_ns, 1) if lane is not None else None
             self.idle = batch is None
             has_waiting = model.scheduler.request_count > 0
             if has_waiting:
-                homes.wake_next(model, self, has_taken=batch is not None)
+                affinity.wake_next(model, self, has_taken=batch is not None)
         if batch is None and has_waiting and model.scheduler.sizing.may_hold:
             model.notify_loop()
         return batch

@@ -97,7 +97,7 @@ def make_instances(
             claim = limiter.join(group.devices[0], group.resources, group.rate_priority)
             claims.append((limiter, claim))
         instance = ExternalInstance(model, executor, group, limiter, claim)
-        instance.seat += len(instances)
+        instance.number += len(instances)
         executor.attach(instance)
         instances.append(instance)
     return instances
@@ -124,9 +124,9 @@ class _SampleRun:
     def on_not_run(self, batch: Batch) -> None:
         """Do nothing: `on_down` reports what is wrong."""
 
-    def on_down(self, failure: InferError, *, hopeless: bool) -> None:
+    def on_down(self, failure: InferError, *, permanent: bool) -> None:
         """Fail with `failure` if requests are unanswered, or in any case if `permanent`."""
-        if not self.done.done() and (hopeless or self._unanswered):
+        if not self.done.done() and (permanent or self._unanswered):
             self.done.set_exception(failure)
 
     def on_up(self) -> None:
@@ -134,7 +134,7 @@ class _SampleRun:
 
 
 async def run_samples(model: Model, executors: Sequence[ExternalExecutor]) -> None:
-    """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
+    """Run all samples on each ExternalExecutor. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
         prepared = prepare_sample(model, sample)
         runs = itertools.product(range(1, sample.count + 1), enumerate(executors))

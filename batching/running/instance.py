@@ -14,10 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from penstock.backends.backend import supports_trimming
 from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, ProcessLost
 from penstock.batching.devices.placement import try_pin_thread
 from penstock.batching.loading.preparing import IDLE_RELEASE_S, prepare, release_caches
-from penstock.batching.sequences import homes
+from penstock.batching.sequences import affinity
 
 from .execution import device_ns
 from .isolation import LostBatch, execute, execute_singly, fail_queued, fail_requests, fail_unanswered, slice_batch
@@ -44,7 +45,7 @@ class ThreadInstance:
     turn that finds nothing to run is passed on at once.
     `failure` is why it cannot run: its device was lost and reloading the model there failed. It retries from time to
     time. Meanwhile the other Instances serve; if none can run, it answers requests with that failure.
-    `home` is its identity for the sequences it remembers (homes.py), `seat` its number. `retiring`: it is about to end.
+    `state_id` identifies what it remembers of sequences (affinity.py). `number`: its own. `retiring`: about to end.
     `bindings` has two entries if it `overlaps`, which it does while nothing else waits for a turn. `wake_at_rows`:
     wake it when this many rows wait; 0: do not. `has_turn`: the `arbiter`, in which it has a `share`, granted a turn.
     Threads: others call `wake`, `grant` and `stop`; everything else happens on the Instance's thread. Each of these
@@ -52,15 +53,14 @@ class ThreadInstance:
     Device nor RateLimiter ever takes a model's lock.
     """
 
-    def __init__(self, model: Model, placement: Placement, name: str, number: int = 0) -> None:
+    def __init__(self, model: Model, placement: Placement, name: str, claim_index: int = 0) -> None:
         self.bindings = allocate_bindings(model, placement)
         self.binding, self.placement = self.bindings[0], placement
         self.overlaps = len(self.bindings) > 1
         self._overlap = Overlap(model, self) if self.overlaps else None
-        self._releases_memory = hasattr(self.binding, "trim_memory")
         self._pending_call: tuple[Callable[[], Any], Future[Any]] | None = None
         self._model = model
-        self.arbiter, self.share = placement.turn_source(number)
+        self.arbiter, self.share = placement.turn_source(claim_index)
         self.group = placement.single_group
         self._rate_limited = placement.limiter is not None
         self.wakeup = threading.Semaphore(0)
@@ -71,7 +71,7 @@ class ThreadInstance:
         self.idle = True
         self.wake_at_rows = 0
         self.failure: InferError | None = None
-        self.home, self.seat, self.retiring = object(), len(model.instances), False
+        self.state_id, self.number, self.retiring = object(), len(model.instances), False
 
     def start(self) -> None:
         """Start the thread."""
@@ -152,10 +152,10 @@ class ThreadInstance:
 
     def _sleep(self) -> None:
         """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
-        if self._releases_memory and any(binding.can_trim for binding in self.bindings):  # type: ignore[attr-defined]
+        if trimmable := [each for each in self.bindings if supports_trimming(each) and each.can_trim]:
             if self.wakeup.acquire(timeout=IDLE_RELEASE_S):
                 return
-            release_caches(self._model, self.bindings)
+            release_caches(self._model, trimmable)
         self.wakeup.acquire()
 
     def _run_pending_call(self) -> None:
@@ -173,11 +173,11 @@ class ThreadInstance:
     def _take(self, max_ns: float) -> Batch | None:
         model = self._model
         with model.lock:
-            batch = model.scheduler.take(time.monotonic_ns(), max_ns, pin=homes.pin_of(model, self))
+            batch = model.scheduler.take(time.monotonic_ns(), max_ns, pin=affinity.pin_of(model, self))
             self.idle = batch is None and not self.stopping
             has_waiting = model.scheduler.request_count > 0
             if has_waiting:
-                homes.wake_next(model, self, has_taken=batch is not None)
+                affinity.wake_next(model, self, has_taken=batch is not None)
         if batch is None and has_waiting and model.scheduler.sizing.may_hold:
             model.notify_loop()
         return batch
@@ -229,7 +229,7 @@ class ThreadInstance:
         model = self._model
         lost: LostBatch | None = None
         try:
-            batches = homes.execute_at_home(self, model, execute, batch, first_error)
+            batches = affinity.execute_with_state(self, model, execute, batch, first_error)
         except LostBatch as error:
             lost = error
         if self.has_turn:
@@ -269,7 +269,7 @@ class ThreadInstance:
                 if self._rate_limited and not self._wait_for_turn():
                     break
                 try:
-                    again = homes.execute_at_home(self, self._model, execute_singly, remaining)
+                    again = affinity.execute_with_state(self, self._model, execute_singly, remaining)
                     return finished + self._reload_backoff.reset_if_successful(again)
                 except LostBatch as next_loss:
                     lost = next_loss
@@ -299,8 +299,8 @@ class ThreadInstance:
         except Exception as error:  # noqa: BLE001 - whatever the runtime raises, the next attempt may succeed
             self._set_failure(error)
             return False
-        self.failure, self.home = None, object()
-        homes.report_availability(model, self, can_run=True)
+        self.failure, self.state_id = None, object()
+        affinity.report_availability(model, self, can_run=True)
         model.count_event("instances_replaced")
         return True
 
@@ -328,7 +328,7 @@ class ThreadInstance:
             self._reload_backoff.stop_retrying()
             self.placement.devices.mark_lost(self.failure.message)
             return
-        homes.report_availability(self._model, self, can_run=False)
+        affinity.report_availability(self._model, self, can_run=False)
         wait_ns = self._reload_backoff.record_failure(time.monotonic_ns())
         logger.error("%s; it is reloaded in %.0f s", self.failure.message, wait_ns / 1e9)
 
@@ -338,7 +338,7 @@ class ThreadInstance:
         self._release_turn()  # loading takes long, and so may the wait for the next attempt
         if failure is None or (time.monotonic_ns() >= self._reload_backoff.retry_ns and self._reload(failure)):
             return not self._restores_loop or self._restore_loop()
-        if model.healthy and homes.pin_of(model, self) is None:
+        if model.healthy and affinity.pin_of(model, self) is None:
             with model.lock:
                 model.wake_one()
         elif (batch := self._take(0)) is not None:

@@ -26,8 +26,7 @@ from penstock.backends.errors import (
 
 from .batch import Batch, split_by_result
 from .execution import run_batch
-from .hints import MAX_HINTS, named_in_error
-from .suspects import Suspects
+from .suspects import MAX_HINTS, Suspects, named_in_error
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model

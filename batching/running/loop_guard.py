@@ -10,7 +10,7 @@ WATCH_NS = 2_000_000_000
 """For this long after a long batch, the thread's CPU time is read before each batch, for 0.3 to 1.5 us. A long time by
 the clock alone says nothing about the model: on a busy machine 40 us may take 20 ms."""
 SAMPLE_INTERVAL_NS = 50_000_000
-"""Otherwise CPU time is read at this interval: precise enough to tell what an unwatched batch of HELD_NS used."""
+"""Otherwise CPU time is read at this interval: precise enough to tell what an unwatched batch of MAX_HOLD_NS used."""
 MAX_DEBT_NS = 50_000_000
 """With this much CPU time in long batches, a model leaves the loop. Elapsed time pays back a twentieth."""
 REPAYMENT_DIVISOR = 20
@@ -41,7 +41,7 @@ class LoopGuard:
         self.next_sample_ns = now_ns if now_ns < self._watch_until_ns else now_ns + SAMPLE_INTERVAL_NS
 
     def record_long_batch(self, held_ns: int, thread_cpu_ns: int, now_ns: int) -> str:
-        """Record a batch longer than LONG_NS that has just ended. `thread_cpu_ns`: the thread's CPU time so far.
+        """Record a batch longer than LONG_BATCH_NS that has just ended. `thread_cpu_ns`: the thread's CPU time so far.
 
         Returns: the text to log if the model leaves the loop, otherwise "".
         """

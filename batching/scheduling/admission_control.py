@@ -20,13 +20,13 @@ LATE_EVENT = "late_refusals"
 class AdmissionControl:
     """Checks queues for arriving requests. Threads: the event loop's."""
 
-    def __init__(self, turns: Dispatcher) -> None:
-        self._turns = turns
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._making_room = False
 
     def set_target(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
         """Apply the model's latency target to a request, counted from when the request may have arrived."""
-        request.arrived_ns = min(request.start_ns, self._turns.earliest_arrival_ns(now_ns))
+        request.arrived_ns = min(request.start_ns, self._dispatcher.earliest_arrival_ns(now_ns))
         if not 0 < request.target_ns < request.arrived_ns + target_ns:
             request.target_ns = request.arrived_ns + target_ns
 
@@ -48,7 +48,7 @@ class AdmissionControl:
             return None
         now_ns = time.monotonic_ns()
         with model.lock:
-            late_error = scheduler.late_error(now_ns, self._turns.earliest_arrival_ns(now_ns))
+            late_error = scheduler.late_error(now_ns, self._dispatcher.earliest_arrival_ns(now_ns))
         if late_error is None:
             return None
         model.statistics.record_failure(REJECTED, now_ns, now_ns)
@@ -69,8 +69,8 @@ class AdmissionControl:
         try:
             results, _ = model.dispatch(time.monotonic_ns())
             if model.scheduler.expired:
-                self._turns.expire(model)
-            self._turns.deliver(model, results)
+                self._dispatcher.expire(model)
+            self._dispatcher.deliver(model, results)
         finally:
             self._making_room = False
         if model.scheduler.is_full():

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.sinks import deliver_unordered
 from penstock.batching.statistics import CANCELED
-
-from .bulk_enqueue import enqueue_all
 
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine
@@ -40,7 +38,7 @@ def needs_own_checks(policy: BatchPolicy) -> bool:
 
 
 class Arrivals:
-    """The requests that arrived in this turn, kept in each model's `came`. Threads: the event loop's.
+    """The requests that arrived in this turn, kept in each model's `arrivals`. Threads: the event loop's.
 
     `call_at_turn_end` schedules a call for the end of the turn, before models are served. `on_removed` is told when
     requests leave their model, as one does here that the queue rejects after all.
@@ -120,3 +118,24 @@ class Arrivals:
             self._on_removed(model, 1)
             if request.error is not None:
                 deliver_unordered([request])
+
+
+def enqueue_all(model: Model, requests: Sequence[InferRequest], now_ns: int) -> bool:
+    """Queue requests of one model that were admitted, or belong to others accepted before: all or none.
+
+    This saves the checks of `Engine.submit` for each: for those that came in one turn, and for the next steps of an
+    ensemble's requests. One by one, a pair of small models took 18% longer, without sockets, at 32 requests a turn.
+    Returns: False if any needs its own checks, or there is no room for all.
+    """
+    if not requests or model.intercepts or model.max_request_rows != model.max_rows:
+        return False
+    key, rows, nbytes = requests[0].key, 0, 0
+    for request in requests:
+        if request.deadline_ns or request.target_ns or (request.key is not key and request.key != key):
+            return False
+        if not request.start_ns:
+            request.start_ns = request.enqueued_ns = now_ns
+        rows += request.rows
+        nbytes += request.nbytes
+    with model.lock:
+        return model.scheduler.add_all(requests, rows, nbytes)

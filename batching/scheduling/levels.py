@@ -34,7 +34,7 @@ class Levels:
 
     The queue's limits apply to what waits in a level and in those above it, so requests of a high level are not kept
     out by those waiting below. Each level may thus add as much as the queue of a model without levels holds, up to
-    QUEUES times as much for all of them.
+    MAX_TOTAL_QUEUES times as much for all of them.
     """
 
     def __init__(self, policy: BatchPolicy, limits: QueueLimits) -> None:
@@ -151,8 +151,8 @@ class LevelLane(Lane):
     """A Lane whose requests have levels: the highest goes first, and a batch may continue into the next ones.
 
     Within a level the oldest goes first. A request that timed out, if its policy delays those, or that can no longer
-    meet its target goes behind all others of its level. One that has waited for STARVED_NS goes before all. There may
-    be as many levels as a number allows: only levels with waiting requests have a queue, and the longest-waiting
+    meet its target goes behind all others of its level. One that has waited for STARVATION_NS goes before all. There
+    may be as many levels as a number allows: only levels with waiting requests have a queue, and the longest-waiting
     request is found without visiting all queues.
     """
 

@@ -10,7 +10,7 @@ else while memory is short; halving a batch costs a few percent."""
 class MemoryCap:
     """The most rows per batch, learned from batches that did not fit. Pure: told the time; its caller holds the lock.
 
-    Half of what did not fit is allowed. The limit doubles every RECOVER_NS and is removed when it reaches what did not
+    Half of what did not fit is allowed. The limit doubles every RECOVERY_NS and is removed when it reaches what did not
     fit, since whatever took the memory may be gone. `rows` is the current limit, 0 for none, so reading it costs
     nothing.
     """

@@ -24,7 +24,7 @@ class QueueLimits:
     """How much may wait: `max_rows`, `max_nbytes` and `max_requests`.
 
     By default there is room for as many requests as FULL_BATCHES of the model have rows, for the rows of
-    CLIENTS_BATCHES, and for the bytes of FULL_BATCHES whose rows are as large as the largest seen. Pure; the
+    CLIENT_BATCHES, and for the bytes of FULL_BATCHES whose rows are as large as the largest seen. Pure; the
     Scheduler's caller holds the model's lock.
     """
 

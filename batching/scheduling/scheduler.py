@@ -91,7 +91,7 @@ class Scheduler:
             self.ordering.add(request)
 
     def add_all(self, requests: Sequence[InferRequest], rows: int, nbytes: int) -> bool:
-        """Queue requests of one Key (bulk_enqueue.py). Returns: False if full, or if each needs its own checks."""
+        """Queue requests of one Key (arrivals.py). Returns: False if full, or if each needs its own checks."""
         if self._uses_promises or self.levels is not None or self.sequences is not None or self.ordering is not None:
             return False
         if not self.limits.allows(self.rows + rows, self.nbytes + nbytes, self.request_count + len(requests)):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy
 
@@ -9,7 +12,6 @@ from .costs import CostModel
 from .lane import Lane
 from .lockstep import LockStep
 from .memory_cap import MemoryCap
-from .preferred_sizes import QueuePrefix, find_prefix
 from .promise import Promises
 
 PROBE_ABOVE_EVERY = 128
@@ -247,3 +249,37 @@ class Sizing:
 def fast_ns(executor: str, instances: int) -> int:
     """Return the run time below which the event loop runs a batch, given the number of Instances."""
     return FAST_MULTI_INSTANCE_NS if executor == "auto" and instances > 1 else FAST_NS[executor]
+
+
+class QueuePrefix(NamedTuple):
+    """How far a walk along a queue has come.
+
+    `preferred_rows` is the longest prefix of a preferred size or, if there is none, everything before the request that
+    would exceed the largest of them; 0 for none. `fitting_rows` is everything that fits one batch. `complete`: it
+    cannot grow any more, or need not.
+    """
+
+    preferred_rows: int
+    fitting_rows: int
+    complete: bool
+
+
+def find_prefix(waiting_rows: Iterable[int], sizes: Collection[int], max_rows: int) -> QueuePrefix:
+    """Walk along the rows of the waiting requests, in the order in which they are served.
+
+    `sizes` are the preferred ones. Units: rows; a request without rows counts as one, so that a walk ends.
+    Source: Triton core, DynamicBatchScheduler::GetDynamicBatch.
+    """
+    largest = max(sizes)
+    preferred_rows = fitting_rows = 0
+    for rows in waiting_rows:
+        new_rows = fitting_rows + (rows or 1)
+        if fitting_rows:
+            if new_rows > largest and not preferred_rows:
+                preferred_rows = fitting_rows
+            if new_rows > max_rows:
+                return QueuePrefix(preferred_rows, fitting_rows, complete=True)
+        fitting_rows = new_rows
+        if fitting_rows in sizes:
+            preferred_rows = fitting_rows
+    return QueuePrefix(preferred_rows, fitting_rows, complete=fitting_rows >= largest)

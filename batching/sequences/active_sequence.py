@@ -15,15 +15,15 @@ class ActiveSequence:
 
     Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `row` is
     its row in a run of its `instance`, -1 while it waits for a slot. `open`: more of its requests may come. `states`:
-    the model's latest, by output name; empty at the start. `home`: where a model that remembers sequences itself began
-    it (homes.py).
+    the model's latest, by output name; empty at the start. `state_id`: which state of a model that remembers sequences
+    itself is its own (affinity.py).
     """
 
-    __slots__ = ("current", "home", "id", "instance", "open", "row", "states", "waiting")
+    __slots__ = ("current", "id", "instance", "open", "row", "state_id", "states", "waiting")
 
     def __init__(self, sequence_id: int | str) -> None:
         self.id = sequence_id
-        self.home: object = None
+        self.state_id: object = None
         self.open = True
         self.instance = 0
         self.row = -1

@@ -42,10 +42,10 @@ class Sequences:
 
     Of each sequence, one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: told the
     time; its caller holds the model's lock. `backlog_requests` and `backlog_bytes` count what waits without a slot.
-    `model_keeps_state`: the model's Instances remember sequences (homes.py). Each runs only those with a slot there,
-    whose Keys end with its seat. The model may identify them by id, so only one of an id has a slot (`_placed_ids`).
-    `on_vacated`: callbacks for when the last sequence at a seat is over and none can begin there. `generated_ids`: only
-    for models whose sequences are requests that run again (iterations.py); such a sequence ends with its request.
+    `model_keeps_state`: the model's Instances remember sequences (affinity.py). Each runs only those with a slot there,
+    whose Keys end with its number. The model may identify them by id, so only one of an id has a slot (`_placed_ids`).
+    `on_vacated`: callbacks for when the last sequence at an Instance is over and none can begin there. `generated_ids`:
+    only for models whose sequences are requests that run again (iterations.py); such a sequence ends with its request.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ KINDS = tuple(_VALUES)
 
 
 class BatchInput:
-    """An input that describes its source's elements in each request: a Derived."""
+    """An input that describes its source's elements in each request: a DerivedInput."""
 
     def __init__(self, batch_tensor: BatchTensor, spec: ModelSpec) -> None:
         signature, bound = spec.signature, spec.binding_signature

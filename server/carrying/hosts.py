@@ -124,7 +124,7 @@ class CarryingHost:
             if slot.instance is None:
                 continue
             if suspended:
-                slot.instance.on_down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
+                slot.instance.on_down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), permanent=False)
             elif self.restarting_worker.worker is not None:
                 slot.instance.on_up()
 
@@ -155,7 +155,7 @@ class CarryingHost:
         self.crew.on_restart_failed()
         for slot in self.slots:
             if slot.instance is not None:
-                slot.instance.on_down(failure, hopeless=True)
+                slot.instance.on_down(failure, permanent=True)
 
     def on_worker_restarted(self) -> None:
         """Resume the slots."""

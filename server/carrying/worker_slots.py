@@ -137,7 +137,7 @@ class WorkerSlot:
     def suspend(self, failure: InferError) -> None:
         """Suspend: there is no worker."""
         if self.instance is not None and not self._host.restarting_worker.closing:
-            self.instance.on_down(failure, hopeless=False)
+            self.instance.on_down(failure, permanent=False)
         self._report()
 
     def _schedule_report(self) -> None:
@@ -197,6 +197,6 @@ class WorkerSlot:
             return
         worker = self._host.restarting_worker.worker
         if worker is not None:  # its end has not been noticed yet
-            instance.on_down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
+            instance.on_down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), permanent=False)
         batch.requests, batch.rows = unstarted, sum(request.rows for request in unstarted)
         instance.on_not_run(batch)

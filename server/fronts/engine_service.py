@@ -142,7 +142,7 @@ class EngineService:
     def _cancel(self, number: int, _body: bytes) -> None:
         request = self._inflight.pop(number, None)
         if request is not None:
-            answers = getattr(request, "answer_sink", None)
+            answers: RemoteAnswers | None = getattr(request, "answer_sink", None)
             if answers is not None:
                 answers.cancelled = True
             self._engine.cancel(request)

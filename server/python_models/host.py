@@ -318,7 +318,7 @@ class PythonModelHost:
     def on_worker_lost(self, failure: InferError) -> None:
         """Leave waiting requests to other Instances, and fail those in flight."""
         if self._instance is not None and not self._restarting_worker.closing:
-            self._instance.on_down(failure, hopeless=False)
+            self._instance.on_down(failure, permanent=False)
         self._return_unstarted()
         for entry in list(self._open_requests.values()):
             if entry.rescheduled:
@@ -329,7 +329,7 @@ class PythonModelHost:
     def on_restart_failed(self, failure: InferError) -> None:
         """Fail the waiting requests if no other Instance can run them."""
         if self._instance is not None:
-            self._instance.on_down(failure, hopeless=True)
+            self._instance.on_down(failure, permanent=True)
 
     def on_worker_restarted(self) -> None:
         """Accept Batches again."""

@@ -65,7 +65,8 @@ def caller_of(request: InferRequest) -> InferRequest | None:
     """Return the request for which an ensemble or user code made this one; None if it is a client's own."""
     if type(request.context) is Passage:
         return request.context.parent
-    return getattr(request, "caller", None)
+    caller: InferRequest | None = getattr(request, "caller", None)
+    return caller
 
 
 def root_of(request: InferRequest) -> InferRequest:

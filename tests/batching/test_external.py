@@ -37,7 +37,7 @@ class Elsewhere:
     the return after a death.
     """
 
-    def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
+    def __init__(self, plan: Callable[[], str], permanent: bool = False, turns: int = 3) -> None:
         self.takes: ExecutorCallbacks | None = None
         self.begun: list[list[str]] = []
         self.abandoned: list[str] = []
@@ -45,7 +45,7 @@ class Elsewhere:
         self.closed = False
         self.most = 0
         self._plan = plan
-        self._hopeless = hopeless
+        self._permanent = permanent
         self._turns = turns
         self._running = 0
 
@@ -114,9 +114,9 @@ class Elsewhere:
     def _down(self) -> None:
         assert self.takes is not None
         takes = self.takes
-        takes.on_down(InferError(Code.NOT_READY, "gone"), hopeless=False)
-        if self._hopeless:
-            self._soon(2, lambda: takes.on_down(InferError(Code.NOT_READY, "will not come back"), hopeless=True))
+        takes.on_down(InferError(Code.NOT_READY, "gone"), permanent=False)
+        if self._permanent:
+            self._soon(2, lambda: takes.on_down(InferError(Code.NOT_READY, "will not come back"), permanent=True))
         else:
             self._soon(5, takes.on_up)
 
@@ -152,12 +152,12 @@ def _settle(request: InferRequest, *, fails: bool) -> None:
 
 
 class Loads:
-    def __init__(self, outsides: Sequence[Elsewhere]) -> None:
-        self._outsides = list(outsides)
+    def __init__(self, executors: Sequence[Elsewhere]) -> None:
+        self._executors = list(executors)
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
-        outsides: list[ExternalExecutor] = list(self._outsides)
-        return OpenedVersion(complete_external(spec), outsides, "elsewhere")
+        executors: list[ExternalExecutor] = list(self._executors)
+        return OpenedVersion(complete_external(spec), executors, "elsewhere")
 
 
 def spec_of(count: int = 1, **more: object) -> ModelSpec:
@@ -167,17 +167,17 @@ def spec_of(count: int = 1, **more: object) -> ModelSpec:
     return ModelSpec("m", 1, Path(), backend="elsewhere", **terms)  # type: ignore[arg-type]
 
 
-def run(outsides: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitable[None]], **more: object) -> None:
+def run(executors: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitable[None]], **more: object) -> None:
     async def whole() -> None:
         async with asyncio.timeout(GUARD_S):
             engine = Engine(asyncio.get_running_loop(), {})
             engine.devices = Devices(RateLimiter())
-            engine.external_loaders["elsewhere"] = Loads(outsides)
-            model = await engine.load(spec_of(len(outsides), **more))
+            engine.external_loaders["elsewhere"] = Loads(executors)
+            model = await engine.load(spec_of(len(executors), **more))
             await scene(engine, model)
             assert model.inflight == 0
             assert await engine.stop(1.0) == 0
-            assert all(each.closed for each in outsides)
+            assert all(each.closed for each in executors)
 
     asyncio.run(whole())
 
@@ -241,21 +241,21 @@ def test_waiting_requests_run_together_in_a_batch() -> None:
 
 
 def test_each_executor_runs_one_batch_at_a_time() -> None:
-    outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
+    executors = [Elsewhere(lambda: "answer") for _ in range(2)]
 
     async def scene(engine: Engine, model: Model) -> None:
         await submit_all(engine, model, 40, Ledger())
 
-    run(outsides, scene)
+    run(executors, scene)
 
-    assert [each.most for each in outsides] == [1, 1]
-    assert all(each.begun for each in outsides)
+    assert [each.most for each in executors] == [1, 1]
+    assert all(each.begun for each in executors)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_request_is_delivered_once_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
-    outsides = [
+    executors = [
         Elsewhere(lambda: chance.choice(["answer", "answer", "late", "fail", "die", "unbegun"]))
         for _ in range(chance.randint(1, 3))
     ]
@@ -265,7 +265,7 @@ def test_every_request_is_delivered_once_whatever_its_executor_does(seed: int) -
         ledger.append(Ledger())
         await submit_all(engine, model, 60, ledger[0])
 
-    run(outsides, scene)
+    run(executors, scene)
 
     ends = ledger[0].ends
     assert len(ends) == 60
@@ -318,25 +318,25 @@ def test_a_sequence_stays_on_the_executor_where_it_began(direct: bool, rows: int
 @pytest.mark.parametrize("seed", range(20))
 def test_every_request_of_a_sequence_is_answered_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
-    outsides = [Remembers(lambda: chance.choice(["answer", "late", "fail", "die", "unbegun"])) for _ in range(2)]
+    executors = [Remembers(lambda: chance.choice(["answer", "late", "fail", "die", "unbegun"])) for _ in range(2)]
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
         await submit_sequences(engine, model, ledger)
 
-    run(outsides, scene, sequence=SequenceSpec(direct=bool(seed % 2), max_delay_us=seed % 3, min_utilization=1.0))
+    run(executors, scene, sequence=SequenceSpec(direct=bool(seed % 2), max_delay_us=seed % 3, min_utilization=1.0))
 
     assert len(ledger.ends) == 40
     ends = {end for (end,) in ledger.ends.values() if "must specify the START flag" not in end}
     assert ends <= {"right", "failed", "died"}
-    assert [each.strangers for each in outsides] == [[], []]
+    assert [each.strangers for each in executors] == [[], []]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_iterative_request_is_answered_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
     plans = ["again", "again", "again", "answer", "late", "fail", "die", "unbegun"]
-    outsides = [Remembers(lambda: chance.choice(plans)) for _ in range(chance.randint(1, 2))]
+    executors = [Remembers(lambda: chance.choice(plans)) for _ in range(chance.randint(1, 2))]
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -344,12 +344,12 @@ def test_every_iterative_request_is_answered_whatever_its_executor_does(seed: in
         assert (model.waiting_requests, model.waiting_rows, model.scheduler.nbytes) == (0, 0, 0)
 
     sequence = SequenceSpec(direct=bool(seed % 2), max_delay_us=seed % 3, min_utilization=1.0, iterative=True)
-    run(outsides, scene, sequence=sequence)
+    run(executors, scene, sequence=sequence)
 
     assert len(ledger.ends) == 40
     ends = {end for (end,) in ledger.ends.values() if "that ran the request was lost" not in end}
     assert ends <= {"right", "failed", "died"}
-    assert [each.strangers for each in outsides] == [[]] * len(outsides)
+    assert [each.strangers for each in executors] == [[]] * len(executors)
 
 
 @pytest.mark.parametrize(("direct", "sizes"), [(True, [(1, 2), (3, 1), (4, 1)]), (False, [(1, 2), (2, 1), (4, 1)])])
@@ -410,7 +410,7 @@ def test_an_iterative_request_may_be_canceled_between_iterations() -> None:
 
 
 def test_no_sequence_begins_on_an_executor_that_never_returns() -> None:
-    first = Elsewhere(lambda: "die", hopeless=True)
+    first = Elsewhere(lambda: "die", permanent=True)
     second = Elsewhere(lambda: "answer")
     ledger = Ledger()
 
@@ -443,7 +443,7 @@ def test_a_request_that_was_not_begun_runs_on_another_executor() -> None:
 
 def test_requests_returned_by_a_dead_executor_run_on_another_that_was_busy() -> None:
     plans = iter(["unbegun"])
-    first, second = Elsewhere(lambda: next(plans, "answer"), hopeless=True), Elsewhere(lambda: "answer")
+    first, second = Elsewhere(lambda: next(plans, "answer"), permanent=True), Elsewhere(lambda: "answer")
 
     async def scene(engine: Engine, model: Model) -> None:
         found = await asyncio.gather(*(engine.infer(model, x(each)) for each in range(8)))
@@ -456,7 +456,7 @@ def test_requests_returned_by_a_dead_executor_run_on_another_that_was_busy() -> 
 
 def test_waiting_requests_fail_when_no_executor_will_return() -> None:
     plans = iter(["die"])
-    outside = Elsewhere(lambda: next(plans, "answer"), hopeless=True)
+    outside = Elsewhere(lambda: next(plans, "answer"), permanent=True)
 
     async def scene(engine: Engine, model: Model) -> None:
         found = await asyncio.gather(*(engine.infer(model, x(each)) for each in range(6)), return_exceptions=True)
@@ -527,28 +527,28 @@ def test_instances_that_share_a_resource_run_one_after_another() -> None:
             running[0] -= 1
             super()._end(batch, what)
 
-    outsides = [Counted(lambda: "answer") for _ in range(2)]
+    executors = [Counted(lambda: "answer") for _ in range(2)]
     groups = (InstanceGroup(2, resources=(Resource("one", 1),)),)
 
     async def scene(engine: Engine, model: Model) -> None:
         await submit_all(engine, model, 40, Ledger())
 
-    run(outsides, scene, instances=groups)
+    run(executors, scene, instances=groups)
 
     assert running == [0, 1]
-    assert all(each.begun for each in outsides)
+    assert all(each.begun for each in executors)
 
 
 def test_of_two_instances_sharing_a_resource_the_one_of_priority_2_runs_half_as_often() -> None:
-    outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
+    executors = [Elsewhere(lambda: "answer") for _ in range(2)]
     groups = tuple(InstanceGroup(1, resources=(Resource("r", 1),), rate_priority=priority) for priority in (1, 2))
 
     async def scene(engine: Engine, model: Model) -> None:
         await asyncio.gather(*(engine.infer(model, x(number)) for number in range(30)))
 
-    run(outsides, scene, instances=groups, policy=BatchPolicy(max_batch_rows=1, cap_rows=1))
+    run(executors, scene, instances=groups, policy=BatchPolicy(max_batch_rows=1, cap_rows=1))
 
-    assert [len(each.begun) for each in outsides] == [20, 10]
+    assert [len(each.begun) for each in executors] == [20, 10]
 
 
 def test_an_executor_gets_no_batch_longer_than_its_limit() -> None:

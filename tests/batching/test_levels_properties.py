@@ -14,8 +14,8 @@ from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.levels import STARVATION_NS
-from penstock.batching.scheduling.preferred_sizes import find_prefix
 from penstock.batching.scheduling.scheduler import Scheduler
+from penstock.batching.scheduling.sizing import find_prefix
 from penstock.batching.scheduling.timeouts import level_of, queue_deadline_ns
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from tests.fakes import fake_model, fake_request

@@ -21,7 +21,7 @@ from penstock.batching.running import external, instance
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.reload_backoff import ReloadBackoff
 from penstock.batching.scheduling import arrivals
-from penstock.batching.sequences import homes
+from penstock.batching.sequences import affinity
 from penstock.batching.statistics import ModelStatistics
 from tests.batching import ensembles
 from tests.batching.ensembles import ensemble_spec, step
@@ -240,7 +240,7 @@ async def test_a_batch_whose_turn_could_not_be_completed_fails_and_the_next_one_
         fails_once(ReloadBackoff, "record_success", monkeypatch)
 
         assert await served(house, model), "it had run by then"
-        fails_once(homes, "execute_at_home", monkeypatch)
+        fails_once(affinity, "execute_with_state", monkeypatch)
         before = len(house.sink.requests)
         taken = house.come(model)
         await house.sink.holds(before + 1)

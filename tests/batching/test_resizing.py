@@ -345,8 +345,8 @@ class TestThreadInstances:
             await asyncio.sleep(0)
             ended.append("other")
 
-        outsides = [SimpleNamespace(close=fail), SimpleNamespace(close=end)]
-        await close_executors(cast(Model, SimpleNamespace(name="m", executors=outsides)))
+        executors = [SimpleNamespace(close=fail), SimpleNamespace(close=end)]
+        await close_executors(cast(Model, SimpleNamespace(name="m", executors=executors)))
 
         assert ended == ["other"]
         assert "its worker is gone" in caplog.text
@@ -530,8 +530,8 @@ class TestSequences:
         more = More(kind=Remembers)
         async with elsewhere(3, more, SequenceSpec(direct=direct)) as (engine, model):
             session = Session(engine, model, more)
-            homes = [await session.ask(number, start=True) for number in (1, 2, 3)]
-            assert homes == [0, 1, 2]
+            states = [await session.ask(number, start=True) for number in (1, 2, 3)]
+            assert states == [0, 1, 2]
 
             await resize(engine, model, 2)
 

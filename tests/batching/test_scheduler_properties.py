@@ -151,11 +151,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         last = max(lane.index(request) for request in batch.requests)
         passed = [request for request in lane[:last] if request not in batch.requests]
         for request in passed:
-            assert request.rows > 1 or self._hopeless(request)
-        in_time = [request for request in batch.requests if not self._hopeless(request)]
+            assert request.rows > 1 or self._too_late(request)
+        in_time = [request for request in batch.requests if not self._too_late(request)]
         assert in_time == [request for request in lane if request in in_time]
 
-    def _hopeless(self, request: InferRequest) -> bool:
+    def _too_late(self, request: InferRequest) -> bool:
         most_ns = self.costs.predict_ns(request.key, self.policy.max_batch_rows or 1) or 0
         return 0 < request.target_ns < self.now_ns + most_ns + 60
 

@@ -58,7 +58,7 @@ class SequencesMachine(RuleBasedStateMachine):
         self.slots = (rows if direct else candidates or rows) * instances
         spec = SequenceSpec(direct, IDLE_US, max_delay_us=hold[0], min_utilization=hold[1], max_candidates=candidates)
         policy = BatchPolicy(max_batch_rows=rows, max_queue_rows=queue)
-        self.seats = frozenset(range(instances))
+        self.numbers = frozenset(range(instances))
         self.sequences = Sequences("m", spec, rows, instances, model_keeps_state=remembers)
         self.scheduler = Scheduler(policy, CostModel(), 0, instances, self.sequences)
         self.now_ns = 1
@@ -68,11 +68,11 @@ class SequencesMachine(RuleBasedStateMachine):
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    @rule(seats=st.frozensets(st.integers(0, 3), min_size=1, max_size=3))
-    def instances_come_and_go(self, seats: frozenset[int]) -> None:
-        self.slots = self.slots // len(self.seats) * len(seats)
-        self.seats = seats
-        self.sequences.set_instances(seats, self.now_ns)
+    @rule(numbers=st.frozensets(st.integers(0, 3), min_size=1, max_size=3))
+    def instances_come_and_go(self, numbers: frozenset[int]) -> None:
+        self.slots = self.slots // len(self.numbers) * len(numbers)
+        self.numbers = numbers
+        self.sequences.set_instances(numbers, self.now_ns)
         self.scheduler.expire(self.now_ns)
 
     @rule(count=st.integers(1, 7), key=st.sampled_from(KEYS))
@@ -240,7 +240,7 @@ class SequencesMachine(RuleBasedStateMachine):
         ]
         placed = {each for each in busy if each.row >= 0}
         assert len({(each.row, each.instance) for each in placed}) == len(placed)
-        here = [each for each in self.sequences._active if each.row >= 0 and each.instance in self.seats]
+        here = [each for each in self.sequences._active if each.row >= 0 and each.instance in self.numbers]
         assert len(here) <= self.slots
         if self.sequences.model_keeps_state:
             # only one sequence of an id has a slot, and others overtake those that wait for it

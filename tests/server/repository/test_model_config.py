@@ -222,6 +222,14 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
     [
         ('name: "other"', "unexpected directory name 'm' for model 'other', directory name must equal model name"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not supported, known: onnxruntime_onnx"),
+        (
+            'metric_tags { key: "a b" value: "c" }',
+            "metric tag 'a b' cannot be a label: letters, digits and _ only",
+        ),
+        (
+            'platform: "ensemble" ensemble_scheduling { } input { name: "x" is_shape_tensor: true }',
+            "input 'x' of ensemble 'm' cannot be a shape tensor",
+        ),
         ('backend: "pytorch"', "unable to find backend library for backend 'pytorch', known: onnxruntime, tensorflow"),
         (
             'default_model_filename: "../net.onnx"',

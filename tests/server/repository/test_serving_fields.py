@@ -39,6 +39,21 @@ def test_response_cache_and_decoupled_are_read() -> None:
     assert read("response_cache { } model_transaction_policy { }") == ({}, [])
 
 
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("model_transaction_policy { decoupled: true }", "'Decoupled' transaction policy"),
+        ("sequence_batching { }", "sequence batching scheduler"),
+    ],
+)
+def test_models_that_cannot_be_cached_are_rejected_with_the_cache(field: str, text: str) -> None:
+    reasons = mistakes(f"response_cache {{ enable: true }} {field}")
+
+    assert (
+        f"Response Cache does not currently support model m with {text}. Please disable the response cache." in reasons
+    )
+
+
 def test_warmup_samples_are_read_in_order(tmp_path: Path) -> None:
     inputs = (
         'inputs { key: "b" value { data_type: TYPE_STRING dims: 3 random_data: true } }'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.scheduling.preferred_sizes import find_prefix
+from penstock.batching.scheduling.sizing import find_prefix
 
 
 def goes(rows: list[int], sizes: set[int], max_rows: int, *, over: bool = False) -> int:

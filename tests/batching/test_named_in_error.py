@@ -13,8 +13,8 @@ from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
-from penstock.batching.running.hints import MAX_HINTS, MAX_VALUES, named_in_error
 from penstock.batching.running.isolation import LostBatch, execute
+from penstock.batching.running.suspects import MAX_HINTS, MAX_VALUES, named_in_error
 from tests.batching.test_isolation import model_of, outputs_of, rows_run
 from tests.fakes import fake_request
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.bulk_enqueue import enqueue_all
+from penstock.batching.scheduling.arrivals import enqueue_all
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.batching.ensembles import House, ensemble_spec, house, step, values_of
 from tests.fakes import PATIENCE_S, FakeBackend, fake_request

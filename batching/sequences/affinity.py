@@ -1,7 +1,7 @@
-"""Homes: a model that remembers sequences itself continues each where it began, or not at all.
+"""Affinity: a model that remembers sequences itself continues each where its state is, or not at all.
 
 What such a model remembers is in its Instance: in the process of a `model.py`, or in the variables of a session. Each
-Instance has a `home`, an object that is replaced when all of that is lost: its process ended, or its session was
+Instance has a `state_id`, an object that is replaced when all of that is lost: its process ended, or its session was
 closed. Used by both kinds of Instance.
 """
 
@@ -38,9 +38,9 @@ LOST_INSTANCE_TEXT = "the instance of model '{}' that ran the request was lost, 
 class StatefulInstance(Protocol):
     """The part of an Instance that is used here."""
 
-    home: object
+    state_id: object
     idle: bool
-    seat: int
+    number: int
 
     def wake(self) -> None: ...
 
@@ -66,7 +66,7 @@ def make_sequences(spec: ModelSpec, rows: int, instances: int, backends: Sequenc
 def pin_of(model: Model, instance: StatefulInstance) -> Pin:
     """Return the Pin of the Keys that an Instance may run; None if it may run all."""
     sequences = model.scheduler.sequences
-    return None if sequences is None or not sequences.model_keeps_state else pin(_seat_of(model, instance))
+    return None if sequences is None or not sequences.model_keeps_state else pin(_number_of(model, instance))
 
 
 def wake_next(model: Model, instance: StatefulInstance, *, has_taken: bool) -> None:
@@ -78,7 +78,7 @@ def wake_next(model: Model, instance: StatefulInstance, *, has_taken: bool) -> N
     # only its own Instance can run a request, and a sequence that ends here may let one begin at any Instance
     scheduler, now_ns = model.scheduler, time.monotonic_ns()
     for each in model.instances:
-        if each.idle and scheduler.next_lane(now_ns, pin=pin(each.seat)) is not None:
+        if each.idle and scheduler.next_lane(now_ns, pin=pin(each.number)) is not None:
             each.wake()
             return
 
@@ -89,16 +89,16 @@ def report_availability(model: Model, instance: StatefulInstance, *, can_run: bo
     with model.lock:
         if sequences is not None and sequences.model_keeps_state:
             now_ns = time.monotonic_ns()
-            sequences.set_available(_seat_of(model, instance), now_ns, available=can_run)
+            sequences.set_available(_number_of(model, instance), now_ns, available=can_run)
             scheduler.expired += scheduler.expire(now_ns)
             if scheduler.request_count:
                 model.wake_one()
 
 
-def split_by_home(model: Model, instance: StatefulInstance, batch: Batch) -> tuple[Batch | None, list[Batch]]:
-    """Divide a Batch that an Instance is about to run into what it can run, and rejected requests with another home.
+def split_by_state(model: Model, instance: StatefulInstance, batch: Batch) -> tuple[Batch | None, list[Batch]]:
+    """Divide a Batch into what an Instance can run of it, and rejected requests whose state is elsewhere or lost.
 
-    Sequences that begin with the Batch have their home there from now on.
+    Sequences that begin with the Batch have their state there from now on.
     """
     sequences = model.scheduler.sequences
     if sequences is None or not sequences.model_keeps_state:
@@ -106,8 +106,8 @@ def split_by_home(model: Model, instance: StatefulInstance, batch: Batch) -> tup
     misplaced: list[InferRequest] = []
     for request in batch.requests:
         if (request.sequence or NO_SEQUENCE).start:
-            request.active_sequence.home = instance.home
-        elif request.active_sequence.home is not instance.home:
+            request.active_sequence.state_id = instance.state_id
+        elif request.active_sequence.state_id is not instance.state_id:
             misplaced.append(request)
     if not misplaced:
         return batch, []
@@ -121,7 +121,7 @@ def split_by_home(model: Model, instance: StatefulInstance, batch: Batch) -> tup
     return _without(batch, misplaced), rejected
 
 
-def execute_at_home(
+def execute_with_state(
     instance: BoundStatefulInstance,
     model: Model,
     run: Callable[..., list[Batch]],
@@ -136,7 +136,7 @@ def execute_at_home(
     sequences = model.scheduler.sequences
     if sequences is None or not sequences.model_keeps_state:
         return run(model, instance.binding, batch, *errors)
-    runnable, rejected = split_by_home(model, instance, batch)
+    runnable, rejected = split_by_state(model, instance, batch)
     if runnable is None:
         return rejected
     try:
@@ -145,13 +145,13 @@ def execute_at_home(
         lost.finished[:0] = rejected
         raise
     if any(isinstance(request.error, RunStopped) for each in batches for request in each.requests):
-        instance.home = object()
+        instance.state_id = object()
     return rejected + batches
 
 
-def _seat_of(model: Model, instance: StatefulInstance) -> int:
+def _number_of(model: Model, instance: StatefulInstance) -> int:
     """Return the number of an Instance in its model; -1 before it is added, and once the model is closed."""
-    return instance.seat if any(each is instance for each in model.instances) else -1
+    return instance.number if any(each is instance for each in model.instances) else -1
 
 
 def _without(batch: Batch, excluded: list[InferRequest]) -> Batch | None:
