@@ -50,7 +50,7 @@ class Observability:
             importlib.import_module("penstock.server.tracing.otlp")
         self._tracer = Tracer(config, engine, open_sink)
         self.context_for = self._tracer.context_for
-        self.traces = TraceSettings(config, self._tracer, engine)
+        self.traces = TraceSettings(config, self._tracer, engine.model)
         self.logging = LogSettings(settings)
         self.http_restricted = RestrictedApis.parse(settings.http_restricted_api)
         self.grpc_restricted = RestrictedApis.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)

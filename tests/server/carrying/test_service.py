@@ -25,7 +25,7 @@ from penstock.server.seldon.service import SeldonService
 from penstock.server.settings import Settings
 from tests.fakes import fake_model
 from tests.server.http.lane import Answer, Lane, Own, run, turns
-from tests.server.v2.test_inference import HeldEngine
+from tests.server.v2.held_engine import HeldEngine
 
 
 @dataclass
@@ -37,7 +37,7 @@ class OneModel(HeldEngine):
     def model(self, name: str, version: str = "") -> Model:
         if not self.present:
             raise InferError(Code.NOT_FOUND, f"no '{name}'")
-        return self.loaded
+        return self.loaded[0]
 
     def answer(self, *replies: bytes) -> None:
         """Answer all submitted calls in one delivery."""
@@ -274,9 +274,9 @@ def test_a_model_is_looked_up_again_when_the_engine_has_another(kind: Kind) -> N
         assert (await served.one()).status == 503
         served.engine.present = True
         assert (await served.one()).status == 200
-        served.engine.loaded, served.engine.generation = fake_model(), 2
+        served.engine.loaded, served.engine.generation = [fake_model()], 2
         await served.fed(kind.asked())
-        assert served.engine.held[0].model is served.engine.loaded
+        assert served.engine.held[0].model is served.engine.loaded[0]
 
     run(main)
 
