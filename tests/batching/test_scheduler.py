@@ -511,7 +511,10 @@ class TestLeaving:
 
         request = add(scheduler, now_ns=100, deadline_ns=101)
 
-        assert scheduler.take(100).requests == [request]
+        batch = scheduler.take(100)
+
+        assert batch is not None
+        assert batch.requests == [request]
 
     def test_a_request_with_a_key_that_has_never_run_is_not_rejected_as_late(self) -> None:
         scheduler = scheduler_of()

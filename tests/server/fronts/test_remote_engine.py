@@ -328,7 +328,7 @@ def record_calls(engine: Engine, front: RemoteEngine) -> tuple[list[InferRequest
         received.extend(kind for kind, *_ in messages)
         return receive(messages)
 
-    engine.submit_soon = submit_soon  # type: ignore[method-assign]
+    engine.submit_soon = submit_soon
     engine.cancel = record_cancel  # type: ignore[method-assign]
     front.receive = record_messages  # type: ignore[method-assign]
     return submitted, canceled, received
