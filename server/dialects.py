@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .http.head import HttpError
     from .http.service import Service
     from .listening.listener import Port
+    from .repository.defaults import Defaults
     from .repository.findings import Finding
     from .repository.repository import Repository
-    from .repository.scan import Defaults
     from .restricted import RestrictedApis
     from .settings import Settings
     from .telemetry.page import ASGIApp

@@ -180,7 +180,7 @@ class Store:
             database.execute("PRAGMA synchronous = NORMAL")
             ((version,),) = database.execute("PRAGMA user_version")
             if version > SCHEMA_VERSION:
-                raise ValueError(f"it is of a later version of Penstock ({version})")
+                raise ValueError(f"it was written by a later version of Penstock ({version})")
             database.execute(_TABLE)
             database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             rows = database.execute(

@@ -28,8 +28,8 @@ from .pending_statistics import PendingStatistics
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
 
 if TYPE_CHECKING:
-    from penstock.server.hooks.worker_replicas import Interpreters
     from penstock.server.ipc.link import Link
+    from penstock.server.workers.order import Interpreters
 
 logger = logging.getLogger("penstock.fronts")
 

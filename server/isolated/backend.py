@@ -18,7 +18,7 @@ from penstock.server.ipc.arena import WireError
 from penstock.server.ipc.zero_copy import ZeroCopyChannel
 
 from .binding import IsolatedBinding
-from .kinds import BIND, FAILED, NUMBER, READY, STOP, read_failure, read_nodes, read_signature, write_binding
+from .messages import BIND, FAILED, NUMBER, READY, STOP, read_failure, read_nodes, read_signature, write_binding
 
 if TYPE_CHECKING:
     import asyncio

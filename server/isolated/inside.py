@@ -21,7 +21,7 @@ from penstock.backends.backend import Array, Backend, Binding, Loader, supports_
 from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.server.ipc.channel import Channel
 
-from .kinds import FAILED, NUMBER, READY, RESULT, read_binding, read_run, write_backend, write_failure
+from .messages import FAILED, NUMBER, READY, RESULT, read_binding, read_run, write_backend, write_failure
 
 END_S = 0.5
 """How long closing waits for a run that continues."""

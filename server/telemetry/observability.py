@@ -78,13 +78,10 @@ def make_metrics(
         port = tuple(ports())[position]
         return port.connections if port else 0
 
-    names = ("penstock_connections", "penstock_grpc_connections")
-    connections = {name: partial(count, position) for position, name in enumerate(names)}
-    all_counts = connections | dict(counts)
+    connections = {"penstock_connections": partial(count, 0), "penstock_grpc_connections": partial(count, 1)}
     device_usage = DeviceTimes(engine.models, labels_of).read
-    return Metrics(
-        engine, Hardware(plan=plan, device_usage=device_usage), parse_metrics(settings.metrics_config), all_counts
-    )
+    hardware = Hardware(plan=plan, device_usage=device_usage)
+    return Metrics(engine, hardware, parse_metrics(settings.metrics_config), {**connections, **counts})
 
 
 def open_sink(config: TraceConfig) -> TraceSink:

@@ -77,7 +77,7 @@ def root_of(request: InferRequest) -> InferRequest:
 
 
 def node_of(request: InferRequest) -> SpanNode:
-    """Return the Mark of a step whose root is chosen, or of the root."""
+    """Return the SpanNode of a step whose root is chosen, or of the root."""
     try:
         node: SpanNode = request.traced
     except AttributeError:

@@ -61,7 +61,7 @@ class Kind:
     """One dialect: how its Service is made, a path that a worker answers, and how the worker answers."""
 
     dialect: str
-    make: Callable[[Any, Others, Settings], CarryingService]
+    make: Callable[[Any, Others, Settings], CarryingService[Any]]
     path: str
     reply: Callable[[int, bytes], bytes]
 
@@ -73,17 +73,17 @@ class Kind:
         return head.encode() + b"[" + b" " * (size - 2) + b"]"
 
 
-def _seldon(engine: Any, others: Others, settings: Settings) -> CarryingService:
+def _seldon(engine: Any, others: Others, settings: Settings) -> CarryingService[Any]:
     models: Any = SimpleNamespace(descriptions={}, sharing={})
     return SeldonService(engine, CurrentComponent(engine, lambda: "m", models), cast(Any, None), others, settings)
 
 
-def _deepaas(engine: Any, others: Others, settings: Settings) -> CarryingService:
+def _deepaas(engine: Any, others: Others, settings: Settings) -> CarryingService[Any]:
     parts: Any = SimpleNamespace(engine=engine, inference=others, repository=SimpleNamespace(names=lambda: ["m"]))
     return DeepaasService(parts, cast(Any, None), settings)
 
 
-def _abeja(engine: Any, others: Others, settings: Settings) -> CarryingService:
+def _abeja(engine: Any, others: Others, settings: Settings) -> CarryingService[Any]:
     return AbejaService(engine, others, lambda: True, ())
 
 

@@ -313,7 +313,7 @@ class TestServerAnswers:
 
         assert (answer.status, answer.headers["content-type"]) == (501, "application/json")
         assert json.loads(answer.body) == {
-            "error": "model 'm' does not take tensors: POST its arguments to /a/v2/models/m/predict/"
+            "error": "model 'm' does not accept tensors: POST its arguments to /a/v2/models/m/predict/"
         }
 
     def test_all_paths_move_under_the_base_path(self) -> None:

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 
 from penstock.batching.spec import Sample, SampleInput
-from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from tests.server.repository.configs import read_text
 
 SAMPLE = 'model_warmup {{ name: "s" batch_size: 2 {} }}'
 NO_VALUES = "warmup setting expects input 'x' to have input_data_type set"
@@ -21,9 +18,8 @@ INPUT = 'inputs {{ key: "x" value {{ {} }} }}'
 
 def read(text: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[tuple[int, str]]]:
     """Return the values read, and each mistake with its line."""
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(()))
-    return dict(stated.values), [(finding.line, finding.message) for finding in findings]
+    parsed, findings = read_text(text, folder=folder)
+    return dict(parsed.values), [(finding.line, finding.message) for finding in findings]
 
 
 def mistakes(text: str, folder: Path = Path("m")) -> list[str]:
