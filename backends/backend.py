@@ -22,13 +22,8 @@ FREE_ROWS = "penstock.free_rows"
 axis free. The caller must find out whether its answers stay the same (batching/loading/freeing.py)."""
 
 
-class Binding(Protocol):
-    """Input and output buffers on one device, allocated once and run many times.
-
-    Threads: one user at a time; different Bindings of a Backend may run at once.
-    """
-
-    capacity_rows: int
+class BufferSource(Protocol):
+    """The part of a Binding that fills its inputs."""
 
     def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Return the input buffers for a run of `rows`, in the Signature's order, to be filled before `run`.
@@ -37,6 +32,15 @@ class Binding(Protocol):
         is None too). Buffers are C-contiguous, since they are also filled through other shapes with as many elements.
         Ownership: the buffers stay the Binding's, and are valid until the next `acquire_buffers`.
         """
+
+
+class Binding(BufferSource, Protocol):
+    """Input and output buffers on one device, allocated once and run many times.
+
+    Threads: one user at a time; different Bindings of a Backend may run at once.
+    """
+
+    capacity_rows: int
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
         """Run the model on the acquired buffers; return the outputs at the positions in `wanted`, in that order.
@@ -83,6 +87,11 @@ class PreparableBinding(Binding, Protocol):
         """Prepare for runs of this size, whose buffers are acquired and filled. Raises: InferError."""
 
 
+def supports_preparation(binding: Binding) -> TypeGuard[PreparableBinding]:
+    """Whether a Binding is prepared for the sizes that it will run."""
+    return hasattr(binding, "prepare")
+
+
 class TrimmableBinding(Binding, Protocol):
     """A Binding that keeps memory for speed, and releases it when idle for a while."""
 
@@ -91,6 +100,30 @@ class TrimmableBinding(Binding, Protocol):
 
     def trim_memory(self) -> None:
         """Release what it can. Threads: that which runs it. Never raises InferError."""
+
+
+def supports_trimming(binding: Binding | None) -> TypeGuard[TrimmableBinding]:
+    """Whether a Binding keeps memory that it can release."""
+    return hasattr(binding, "trim_memory")
+
+
+class DirectBinding(Binding, Protocol):
+    """A Binding that can run on arrays of the caller's, without copying them into buffers."""
+
+    def clear_stop(self) -> None:
+        """Clear a `stop`, as `acquire_buffers` does. Call before `run_on`."""
+
+    def run_on(self, inputs: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+        """Run the model on these arrays, in the Signature's order.
+
+        Ownership: the result may be the model's own memory, or an input's; it is only read, and only until an input is
+        written to. Threads and Raises: as `run`.
+        """
+
+
+def supports_direct_runs(binding: Binding) -> TypeGuard[DirectBinding]:
+    """Whether a Binding can run on arrays of the caller's."""
+    return hasattr(binding, "run_on")
 
 
 class InPlaceBinding(Binding, Protocol):

@@ -103,11 +103,11 @@ class TensorflowBinding:
         a multiple of 64 bytes is not copied.
         Ownership: the result may be read, never written to, and only until an input is written to: it may be the
         model's own memory, or an input's. TensorFlow releases the inputs in its next call, not at once.
-        Threads: as `run`. Raises: as `run`. Call after `begin`.
+        Threads: as `run`. Raises: as `run`. Call after `clear_stop`.
         """
         return self._run(inputs, wanted)
 
-    def begin(self) -> None:
+    def clear_stop(self) -> None:
         """Clear a `stop`, as `acquire_buffers` does: a later one ends the next `run_on`."""
         self._stopped = False
 

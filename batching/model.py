@@ -112,7 +112,7 @@ class Model:
         sequences = make_sequences(spec, self.max_rows, count, backends)
         self.scheduler = Scheduler(spec.policy, self.costs, fast_run_ns, count, sequences, usable_bytes())
         self.event_counts, self.device_ns = dict[str, int](), dict[str, int]()
-        self.blockers, self.streams = set[Any](), set[Any]()
+        self.blockers, self.streams = set[object](), set[Any]()
         self.inflight = self.hold_count = self.unread_bytes = 0
         self.load_s = 0.0
         self.shutdown_tasks: set[asyncio.Task[None]] = set()
@@ -257,7 +257,7 @@ class Model:
         """Whether requests would be served: the model is healthy and nothing hinders it."""
         return self.healthy and not self.blockers
 
-    def set_blocked(self, blocker: Any, *, blocked: bool) -> None:
+    def set_blocked(self, blocker: object, *, blocked: bool) -> None:
         """Record that `blocker`, such as hooks that failed to load, lets no request through, or that it does again."""
         if blocked != (blocker in self.blockers):
             (self.blockers.add if blocked else self.blockers.discard)(blocker)

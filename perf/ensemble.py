@@ -30,7 +30,8 @@ import uvloop
 
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
-from penstock.server.repository.scan import Defaults, scan
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.scan import scan
 
 from . import bench, models, processes
 from .load import Call, Load, Process, drive, penstock

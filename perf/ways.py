@@ -32,8 +32,8 @@ from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.grpc.connection import GrpcConnection, GrpcShared
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http2 import frames
+from penstock.server.restricted import TRITON_SERVICE
 from penstock.server.v2.regions import Regions
-from penstock.server.v2.rpc.control import SERVICE
 from penstock.server.v2.rpc.services import InferenceDependencies, inference_methods
 from penstock.server.v2.system_regions import SystemRegions
 
@@ -129,8 +129,8 @@ def _caller(shared: GrpcShared, message: bytes) -> Feed:
     connection.data_received(frames.PREFACE + wide + widen)
     encoder = Encoder()
     fields = [
-        (":method", "POST"), (":scheme", "http"), (":path", SERVICE + "ModelInfer"), (":authority", "localhost:8001"),
-        ("te", "trailers"), ("content-type", "application/grpc"),
+        (":method", "POST"), (":scheme", "http"), (":path", TRITON_SERVICE + "ModelInfer"),
+        (":authority", "localhost:8001"), ("te", "trailers"), ("content-type", "application/grpc"),
     ]  # fmt: skip
     # once the fields are in the table, the block is always the same
     blocks, ids = chain([encoder.encode(fields)], repeat(encoder.encode(fields))), count(1, 2)

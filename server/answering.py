@@ -10,7 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 from penstock.backends.errors import Code, InferError
 
@@ -32,9 +32,10 @@ _DEDICATED_BYTES = 1 << 20
 
 logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
-async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
+async def off_loop(size: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call the function inline if the input is small, or on a thread if it would block the event loop."""
     if size < LARGE_BYTES:
         return function(*args)
@@ -50,7 +51,7 @@ class LargeJsonReader:
     def __init__(self) -> None:
         self._thread = ThreadPool(1, "penstock-json")
 
-    async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
+    async def read(self, size: int | None, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call on a thread: the dedicated one if `size` is large or None (not known yet), a pool thread otherwise."""
         executor = self._thread if size is None or size >= _DEDICATED_BYTES else None
         return await run_in_pool(executor, function, *args)
@@ -86,7 +87,7 @@ def clear_task(connection: FastLane) -> None:
         connection.task = None
 
 
-class Promise:
+class Promise(Generic[*Ts]):
     """The future-like object through which a HookedRequest answers one request of a connection.
 
     `answer` and `fail` are called with the connection, the arguments in `args`, and the result or the error. If
@@ -96,7 +97,11 @@ class Promise:
     __slots__ = ("_answer", "_args", "_connection", "_fail")
 
     def __init__(
-        self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *args: Any
+        self,
+        answer: Callable[[FastLane, *Ts, Any], None],
+        fail: Callable[[FastLane, *Ts, BaseException], None],
+        connection: FastLane,
+        *args: *Ts,
     ) -> None:
         self._answer = answer
         self._fail = fail

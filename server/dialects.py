@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .errors import error_body
+from .errors import json_error
 from .options.dialect_settings import DIALECTS
 from .repository.mirrors import Mirrors, make_defaults
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .http.head import HttpError
     from .http.service import Service
     from .listening.listener import Port
+    from .repository.defaults import Defaults
     from .repository.findings import Finding
     from .repository.repository import Repository
-    from .repository.scan import Defaults
     from .restricted import RestrictedApis
     from .settings import Settings
     from .telemetry.page import ASGIApp
@@ -113,13 +113,9 @@ class Dialect:
         finally:
             mirrors.close()
 
-    def error_body(self, text: str) -> bytes:
-        """Return the error body for input rejected before it is a request."""
-        return error_body(text)
-
     def error_response(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Return the status, content type and body for input rejected before it is a request."""
-        return error.status, b"application/json", self.error_body(error.text)
+        return json_error(error)
 
     def service(self, parts: DialectParts) -> Service:
         """Return the Service that answers HTTP requests, made from the server's parts. Called first, and only once."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import orjson
 
 from penstock.backends.errors import Code, InferError
 
 from .grpc.method import Status
+
+if TYPE_CHECKING:
+    from .http.head import HttpError
 
 MAX_TEXT_CHARS = 4096
 HTTP_STATUS: dict[Code, int] = {
@@ -68,6 +73,11 @@ def pushback_ms(error: InferError) -> int:
 def error_body(text: str) -> bytes:
     """Return an error body in Triton's format, with lone surrogates replaced because JSON cannot carry them."""
     return orjson.dumps({"error": shorten(text).encode("utf-8", "replace").decode()})
+
+
+def json_error(error: HttpError) -> tuple[int, bytes, bytes]:
+    """Return the status, content type and body for input rejected before it is a request."""
+    return error.status, b"application/json", error_body(error.text)
 
 
 def shorten(text: str) -> str:

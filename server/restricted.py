@@ -44,7 +44,8 @@ _PATHS = tuple(
         (r"/v2|" + _MODEL, "metadata"),
     )
 )
-_SERVICE = "/inference.GRPCInferenceService/"
+TRITON_SERVICE = "/inference.GRPCInferenceService/"
+"""What the paths of Triton's RPCs begin with."""
 _RPCS = {
     "ServerLive": "health", "ServerReady": "health", "ModelReady": "health",
     "ServerMetadata": "metadata", "ModelMetadata": "metadata",
@@ -58,7 +59,7 @@ _RPCS = {
     "TraceSetting": "trace", "LogSettings": "logging",
 }  # fmt: skip
 GRPC_CATEGORIES: Mapping[str, str] = {
-    **{_SERVICE + name: category for name, category in _RPCS.items()},
+    **{TRITON_SERVICE + name: category for name, category in _RPCS.items()},
     "/grpc.health.v1.Health/Check": "health",
     "/grpc.health.v1.Health/Watch": "health",
 }

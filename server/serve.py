@@ -48,7 +48,7 @@ from .repository.transitions import OpensModels
 from .settings import Settings
 from .telemetry.observability import Observability, make_metrics
 from .telemetry.page import make_metrics_app
-from .v2.control import EXTENSIONS, control_routes
+from .v2.control import EXTENSIONS, ControlEndpoints
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
 from .v2.inference import Inference
@@ -175,9 +175,9 @@ class Server:
         """Return the control plane's application."""
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
-        control = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
-        extensions = (repository, self.observability, self.shared_memory, generate)
-        app = make_app((*(route for each in extensions for route in each.routes()), *control), pages=True)
+        control = ControlEndpoints(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
+        endpoints = (repository, self.observability, self.shared_memory, generate, control)
+        app = make_app((route for each in endpoints for route in each.routes()), pages=True)
         app.state.restricted = self.observability.http_restricted
         return app
 

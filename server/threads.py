@@ -10,11 +10,12 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import uvloop
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class ThreadPool(ThreadPoolExecutor):
@@ -58,7 +59,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run_in_pool(pool: Executor | None, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+def run_in_pool(pool: Executor | None, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
     """Run a function on a pool; on the running loop's own threads if there is no pool or it cannot start a thread."""
     loop = asyncio.get_running_loop()
     try:

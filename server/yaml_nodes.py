@@ -102,7 +102,7 @@ class _NodeConverter:
         if isinstance(yaml_node, yaml.ScalarNode):
             return YamlNode(_scalar(yaml_node), line)
         if id(yaml_node) in self._ancestors:
-            raise YamlError("invalid yaml: an alias of what it is part of", line)
+            raise YamlError("invalid yaml: an alias refers to a value that contains it", line)
         self._ancestors.add(id(yaml_node))
         converted = (
             YamlNode([self.convert(each) for each in yaml_node.value], line)

@@ -88,7 +88,7 @@ def live_server(*paths: Path, loaders: Mapping[str, Loader] = LOADERS, **setting
     client must not see the difference.
     """
     if count := int(os.environ.get("PENSTOCK_TEST_FRONTS", "0")):
-        from tests.server.fronts.living import live_front
+        from tests.server.fronts.live_fronts import live_front
 
         with live_front(*paths, loaders=loaders, count=count, **settings) as live:
             yield live

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Binding
+from penstock.backends.backend import Array, BufferSource
 from penstock.backends.signature import TensorSpec
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
@@ -52,7 +52,7 @@ def dummy_key(spec: ModelSpec, row_shapes: RowShapes) -> Key:
     )
 
 
-def dummy_fill(spec: ModelSpec, binding: Binding, rows: int, row_shapes: RowShapes) -> Callable[[], None]:
+def dummy_fill(spec: ModelSpec, binding: BufferSource, rows: int, row_shapes: RowShapes) -> Callable[[], None]:
     """Make a function that borrows a Binding's buffers for a batch of `rows` rows and fills them with zeros."""
     signature, forms = spec.signature, forms_of(spec)
     if signature is None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-from penstock.backends.backend import Backend, Loader, is_stateful
+from penstock.backends.backend import Backend, Loader, is_stateful, supports_trimming
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.devices.memory import trim_heap
@@ -77,7 +77,7 @@ def open_model(
         close_model(model)
         return open_model(without_rows(configured), loaders, on_finished, devices)
     # an Instance does this itself when idle, the loop never does
-    release_caches(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "trim_memory")])
+    release_caches(model, filter(supports_trimming, (model.loop_binding,)))
     model.load_s = time.monotonic() - start
     return model
 

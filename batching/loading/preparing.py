@@ -7,9 +7,10 @@ long.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from penstock.backends.backend import supports_preparation
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
 from penstock.batching.devices.memory import trim_heap
@@ -19,7 +20,7 @@ from .dummy_inputs import RowShapes, dummy_fill
 from .run_sizes import configured_sizes
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Array, Binding
+    from penstock.backends.backend import Array, Binding, TrimmableBinding
     from penstock.batching.model import Model
     from penstock.batching.spec import PaddedAxis
 
@@ -38,13 +39,13 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
     Some runtimes record a run for each size, or choose how to run it. The largest size goes first: the others use part
     of its memory. If requests choose a shape that is not padded, nothing can be prepared.
     """
-    preparable = [binding for binding in bindings if hasattr(binding, "prepare")]
+    preparable = [binding for binding in bindings if supports_preparation(binding)]
     if not preparable or not _has_known_shapes(model.signature, model.spec.padding):
         return
     for row_shapes in input_shapes(model.signature, model.spec.padding):
         for rows in reversed(batch_sizes(model)):
             for binding in preparable:
-                recorder: Any = _ShapeRecorder(binding)
+                recorder = _ShapeRecorder(binding)
                 dummy_fill(model.spec, recorder, rows, row_shapes)()
                 try:
                     binding.prepare(rows, recorder.shapes)
@@ -57,7 +58,7 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
                     raise InferError(Code.INTERNAL, text) from error
 
 
-def release_caches(model: Model, bindings: Sequence[Any]) -> None:
+def release_caches(model: Model, bindings: Iterable[TrimmableBinding]) -> None:
     """Release what Bindings and the C library keep only for speed. Threads: that which runs them."""
     for binding in bindings:
         try:
@@ -68,10 +69,9 @@ def release_caches(model: Model, bindings: Sequence[Any]) -> None:
 
 
 class _ShapeRecorder:
-    """The part of a Binding that filling dummy inputs needs; it records the borrowed shapes."""
+    """A Binding's buffers; it records the shapes that they are acquired with."""
 
     def __init__(self, binding: Binding) -> None:
-        self.capacity_rows = binding.capacity_rows
         self.shapes: Sequence[tuple[int, ...] | None] = ()
         self._binding = binding
 

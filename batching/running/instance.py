@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from penstock.backends.backend import supports_trimming
 from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, ProcessLost
 from penstock.batching.devices.placement import try_pin_thread
 from penstock.batching.loading.preparing import IDLE_RELEASE_S, prepare, release_caches
@@ -58,7 +59,6 @@ class ThreadInstance:
         self.binding, self.placement = self.bindings[0], placement
         self.overlaps = len(self.bindings) > 1
         self._overlap = Overlap(model, self) if self.overlaps else None
-        self._releases_memory = hasattr(self.binding, "trim_memory")
         self._pending_call: tuple[Callable[[], Any], Future[Any]] | None = None
         self._model = model
         self.arbiter, self.share = placement.turn_source(claim_index)
@@ -153,10 +153,10 @@ class ThreadInstance:
 
     def _sleep(self) -> None:
         """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
-        if self._releases_memory and any(binding.can_trim for binding in self.bindings):  # type: ignore[attr-defined]
+        if trimmable := [each for each in self.bindings if supports_trimming(each) and each.can_trim]:
             if self.wakeup.acquire(timeout=IDLE_RELEASE_S):
                 return
-            release_caches(self._model, self.bindings)
+            release_caches(self._model, trimmable)
         self.wakeup.acquire()
 
     def _run_pending_call(self) -> None:

@@ -21,7 +21,7 @@ from .ragged import BatchInput, RaggedSource, ScatterForm
 from .reshape import Dims, Reshape
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Array, Binding
+    from penstock.backends.backend import Array, BufferSource
     from penstock.batching.running.batch import Batch
     from penstock.batching.spec import ModelSpec
 
@@ -209,7 +209,7 @@ class Forms:
         """Return the outputs that a run must make: those wanted and those kept."""
         return (*wanted, *(position for position in self.stored_positions if position not in wanted))
 
-    def gather(self, binding: Binding, batch: Batch, ran_rows: int) -> None:
+    def gather(self, binding: BufferSource, batch: Batch, ran_rows: int) -> None:
         """Borrow the buffers for a batch and write them."""
         shapes: list[Dims | None] = [
             None if batch.key[position] is None else form.shape(batch, position, ran_rows)

@@ -23,6 +23,7 @@ import uvloop
 
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
+from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.perf import bench, micro, micro_rpc, policies
 from penstock.perf.load import penstock
@@ -82,7 +83,7 @@ def _in_yardsticks(us: Callable[[], float], turns: int = 1) -> float:
 
 
 def _with_model(
-    testbed: Testbed, measure: Callable[[Engine, Any], Coroutine[Any, Any, float]], policy: BatchPolicy
+    testbed: Testbed, measure: Callable[[Engine, Model], Coroutine[Any, Any, float]], policy: BatchPolicy
 ) -> float:
     async def run() -> float:
         engine = Engine(asyncio.get_running_loop(), LOADERS)
@@ -102,7 +103,7 @@ def _with_model(
 def trip(testbed: Testbed) -> float:
     """Return the cost of a whole HTTP request within the process, 32 per loop turn, in yardsticks."""
 
-    async def measure(engine: Engine, model: Any) -> float:
+    async def measure(engine: Engine, model: Model) -> float:
         body = micro.document(model.signature.inputs[0].name, 4)
         head = b"POST /v2/models/iris/infer HTTP/1.1\r\nhost: localhost:8000\r\ncontent-type: application/json\r\n"
         return await micro.trip_us(engine, CONCURRENCY, head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
@@ -113,7 +114,7 @@ def trip(testbed: Testbed) -> float:
 def scheduling(testbed: Testbed) -> float:
     """Return the cost of scheduling, from submit to delivery without a run, 64 requests per turn, in yardsticks."""
 
-    async def measure(engine: Engine, model: Any) -> float:
+    async def measure(engine: Engine, model: Model) -> float:
         return await micro.scheduling_us(engine, model, micro.Queue(64))
 
     return _with_model(testbed, measure, BatchPolicy(executor="loop"))
@@ -122,7 +123,7 @@ def scheduling(testbed: Testbed) -> float:
 def rpc(testbed: Testbed) -> float:
     """Return the cost of decoding a repeated gRPC message and encoding its answer, in yardsticks."""
 
-    async def measure(engine: Engine, model: Any) -> float:
+    async def measure(engine: Engine, model: Model) -> float:
         inference = RpcInference(engine, lambda model: Hooks(engine, model))
         encoder = RpcEncoder(model.name, model.version, model.signature)
         sent, output = micro_rpc.message(model.signature.inputs[0].name), [np.zeros((1, 3), np.float32)]

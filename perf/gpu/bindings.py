@@ -9,12 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Binding, OverlappingBinding, supports_overlap
+from penstock.backends.backend import (
+    Array,
+    Backend,
+    Binding,
+    OverlappingBinding,
+    supports_overlap,
+    supports_preparation,
+)
 from penstock.backends.loading import load_onnx
+from penstock.backends.onnx_cuda import CudaBackend
 from penstock.batching.loading.completion import complete
 
 from .context import KINDS, CheckContext
@@ -43,17 +50,15 @@ def report(context: CheckContext) -> Iterator[Row]:
 
 
 def _checked(context: CheckContext, variant: Variant, name: str, options: Mapping[str, str]) -> Iterator[Row]:
-    backend: Any = load_onnx(context.file(variant), context.device, options)
+    backend = load_onnx(context.file(variant), context.device, options)
     try:
         first, second = (bound(context, variant, backend, ROWS) for _ in range(2))
         drawn = drawn_for(backend, variant, 2 * ROWS)
         feeds = [[each[at : at + ROWS] for each in drawn] for at in (0, ROWS)]
-        if context.on_gpu and not options:
-            yield from _placement_rows(variant, backend)
-        if options:
-            for binding, feed in zip((first, second), feeds, strict=True):
-                prepare(binding, feed)
-            yield at_least(_PART, f"{variant.name}: graphs captured", backend.graphs, 2)
+        if isinstance(backend, CudaBackend):
+            yield from (
+                _graph_rows(variant, backend, (first, second), feeds) if options else _placement_rows(variant, backend)
+            )
         wanted = on_cpu(context, context.variant(variant.kind, "fp32"), 2 * ROWS)
         off = run_alternately(first, second, feeds, wanted, variant)
         yield at_most(_PART, f"{variant.name}: two under way, off by at most{name}", off, TOLERANCE[FP16])
@@ -61,26 +66,37 @@ def _checked(context: CheckContext, variant: Variant, name: str, options: Mappin
             rows = LARGE[variant.kind]
             large, feed = bound(context, variant, backend, rows), drawn_for(backend, variant, rows)
             prepare(large, feed)
-            yield context.judged(_returned(variant, name, early(large, feed)))
+            if supports_overlap(large):  # as all Bindings of a Backend do, or none
+                yield context.judged(_returned(variant, name, early(large, feed)))
     finally:
         backend.close()
 
 
-def bound(context: CheckContext, variant: Variant, backend: Any, rows: int) -> Any:
+def bound(context: CheckContext, variant: Variant, backend: Backend, rows: int) -> Binding:
     """Bind this many rows, as an Engine would."""
     spec = complete(spec_of(context, variant, LoadOptions(rows)), backend.graph)
-    return backend.bind(spec.binding_signature or spec.signature, rows)
+    signature = spec.binding_signature or spec.signature
+    if signature is None:
+        raise ValueError("the spec must be completed first")
+    return backend.bind(signature, rows)
 
 
-def drawn_for(backend: Any, variant: Variant, rows: int) -> list[Array]:
+def drawn_for(backend: Backend, variant: Variant, rows: int) -> list[Array]:
     """Draw rows of input, in the order of the model's inputs."""
     drawn = variant.inputs(rows)
     return [drawn[tensor.name] for tensor in backend.graph.inputs]
 
 
-def _placement_rows(variant: Variant, backend: Any) -> Iterator[Row]:
-    for what, found in (("nodes on the CPU", "cpu_nodes"), ("tensors on the host", "host_tensors")):
-        listed: tuple[str, ...] | None = getattr(backend, found)
+def _graph_rows(
+    variant: Variant, backend: CudaBackend, bindings: tuple[Binding, Binding], feeds: list[list[Array]]
+) -> Iterator[Row]:
+    for binding, feed in zip(bindings, feeds, strict=True):
+        prepare(binding, feed)
+    yield at_least(_PART, f"{variant.name}: graphs captured", backend.graphs, 2)
+
+
+def _placement_rows(variant: Variant, backend: CudaBackend) -> Iterator[Row]:
+    for what, listed in (("nodes on the CPU", backend.cpu_nodes), ("tensors on the host", backend.host_tensors)):
         value = "not told" if listed is None else len(listed)
         yield Row(_PART, f"{variant.name}: {what}", value, "", "0", listed == (), ", ".join(listed or ())[:200])
 
@@ -97,10 +113,11 @@ def fill(binding: Binding, feed: list[Array]) -> None:
             np.copyto(buffer, values)
 
 
-def prepare(binding: Any, feed: list[Array]) -> None:
+def prepare(binding: Binding, feed: list[Array]) -> None:
     """Capture the graph for this many rows, if the session uses graphs."""
     fill(binding, feed)
-    binding.prepare(len(feed[0]), [each.shape for each in feed])
+    if supports_preparation(binding):
+        binding.prepare(len(feed[0]), [each.shape for each in feed])
 
 
 def run_alternately(

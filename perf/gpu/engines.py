@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Backend, Loader
+from penstock.backends.backend import Array, Backend, Binding, Loader, supports_preparation
 from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature
 from penstock.batching.engine import Engine
@@ -45,10 +45,10 @@ class LoadOptions:
 class _Plain:
     """A Binding of which only `acquire_buffers`, `run` and `stop` are visible."""
 
-    def __init__(self, binding: Any) -> None:
-        self.capacity_rows: int = binding.capacity_rows
+    def __init__(self, binding: Binding) -> None:
+        self.capacity_rows = binding.capacity_rows
         self.acquire_buffers, self.run, self.stop = binding.acquire_buffers, binding.run, binding.stop
-        if hasattr(binding, "prepare"):
+        if supports_preparation(binding):
             self.prepare = binding.prepare
 
 

@@ -11,6 +11,7 @@ import uvloop
 
 from penstock.backends.cuda import find_runtime, unavailable_reason
 from penstock.backends.loading import load_onnx
+from penstock.backends.onnx_cuda_binding import CudaBinding
 
 from .bindings import bound, drawn_for, fill, prepare
 from .context import CheckContext
@@ -63,6 +64,8 @@ def _taken(context: CheckContext, variant: Variant) -> Row:
     backend = load_onnx(context.file(variant), context.device, _WITH)
     try:
         binding, drawn = bound(context, variant, backend, max(CAPTURED)), drawn_for(backend, variant, max(CAPTURED))
+        if not isinstance(binding, CudaBinding):
+            raise TypeError(f"{type(binding).__name__} captures no graphs")
         feeds = [[each[:rows] for each in drawn] for rows in sorted(CAPTURED, reverse=True)]
         for feed in feeds:
             fill(binding, feed)

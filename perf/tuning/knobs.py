@@ -135,10 +135,9 @@ def value_of(config: dict[str, Any], setting: Setting, knob: str) -> int | None:
     if knob == INSTANCES:
         return sum(int(group.get("count") or 1) for group in _groups(config)) or 1
     if knob == THREADS:
-        values_by_knob = (
-            (config.get("parameters") or {}).get(_PARAMETERS.get(_backend(config), ""), {}).get("string_value", "")
-        )
-        return int(values_by_knob) or None if values_by_knob.isdigit() else None
+        parameter = (config.get("parameters") or {}).get(_PARAMETERS.get(_backend(config), ""), {})
+        text: str = parameter.get("string_value", "")
+        return int(text) or None if text.isdigit() else None
     if knob == ROWS:
         return int(config.get("max_batch_size") or 0)
     if knob == DELAY:

@@ -96,10 +96,10 @@ def _definition_mistakes(tree: ast.Module, name: str, path: Path) -> Iterator[Fi
     if definitions and not definitions[-1].decorator_list:
         function = definitions[-1]
         if not _accepts_arguments(function.args):
-            text = f"{name} does not accept a request and a context: every call would be answered 500"
+            text = f"{name} does not accept a request and a context: every call would return 500"
             yield Finding(path, text, function.lineno)
         if _yields(function):
-            text = f"{name} is a generator, so it does not return a dict: every call would be answered 500"
+            text = f"{name} is a generator, so it does not return a dict: every call would return 500"
             yield Finding(path, text, function.lineno)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from penstock.batching.spec import InstanceGroup, ModelSpec, WorkerSpec
 from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.repository.address import is_remote
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 ABEJA = "abeja"

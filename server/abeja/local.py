@@ -160,7 +160,7 @@ def _read_input(name: str) -> tuple[str, bytes]:
         try:
             return kind, json.dumps(json.loads(path.read_text("utf-8"))).encode()
         except ValueError as error:
-            raise _CommandError(f"{name} is no JSON: {error}") from None
+            raise _CommandError(f"{name} is not JSON: {error}") from None
     if kind in _IMAGE_TYPES:
         return str(kind), path.read_bytes()
     raise _CommandError(f"not supported {name}: ")

@@ -111,12 +111,12 @@ class LocalServer:
             if len(self._ports) > 1 and self._health_status() == http.HTTPStatus.OK:
                 return
             time.sleep(_POLL_INTERVAL_S)
-        raise self._error("failed to run local server : it has ended")
+        raise self._error("failed to run local server : it has exited")
 
     def wait_end(self) -> None:
         """Wait until the server ends by itself. Raises: LocalServerError then."""
         self._process.wait()
-        raise self._error("failed to run local server : it has ended")
+        raise self._error("failed to run local server : it has exited")
 
     def _error(self, text: str) -> LocalServerError:
         return LocalServerError(text, self._lines)

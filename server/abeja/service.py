@@ -5,9 +5,10 @@ Source: abeja-platform-model-proxy 2.6.5, by observed behavior.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code
+from penstock.server.answering import internal_error
 from penstock.server.carrying.service import CarryingService, ModelLookup
 from penstock.server.errors import HTTP_STATUS, retry_after_line
 from penstock.server.workers.order import WorkerLost
@@ -54,7 +55,7 @@ class AbejaClaim:
         self.rejection = rejection
 
 
-class AbejaService(CarryingService):
+class AbejaService(CarryingService[AbejaClaim]):
     """Answers for the handler of one server, which does not receive `hidden_headers`. Threads: the event loop's."""
 
     claim_type = AbejaClaim
@@ -103,7 +104,7 @@ class AbejaService(CarryingService):
         else:
             answer_health(connection, self._ready())
 
-    def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
+    def answer_failure(self, connection: FastLane, claim: AbejaClaim, error: InferError) -> None:
         """Answer with an error of the server's own; the log has the reason why a running call ended."""
         if error.code is Code.INTERNAL or (isinstance(error, WorkerLost) and error.code is Code.NOT_READY):
             connection.answer(500, status_body(WORKER_DIED), JSON)
@@ -112,6 +113,10 @@ class AbejaService(CarryingService):
         else:
             status = HTTP_STATUS[error.code]
             connection.answer(status, status_body(error.message), JSON, retry_after_line(error))
+
+    def log_internal_error(self, claim: AbejaClaim, error: Exception) -> InferError:
+        """Log a failure of the server's own, and return the error for the client."""
+        return internal_error(error, claim.lookup.name if claim.lookup is not None else "", "")
 
 
 def _reject(status: int, text: str) -> AbejaClaim:

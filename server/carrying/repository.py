@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.protobuf import model_config_pb2
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding
-from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, ModelEntry
+from penstock.server.repository.scan import ModelEntry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,9 @@ Service is also the sink of its calls.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal_error
 from penstock.server.engines import ServingEngine, get_model
 from penstock.server.restricted import RestrictedApis
 
@@ -49,14 +48,31 @@ class ModelLookup:
         return model
 
 
-class CarryingService:
+class Lookup(Protocol):
+    """Finds the Model of a call."""
+
+    def find(self) -> Model:
+        """Return the Model. Raises: InferError."""
+
+
+class CarriedClaim(Protocol):
+    """What a dialect knows of a request from its head."""
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """Finds the Model whose worker answers the request; None if no worker does, or it is not known yet."""
+
+
+ClaimT = TypeVar("ClaimT", bound=CarriedClaim)
+
+
+class CarryingService(Generic[ClaimT]):
     """The Service of one port; each dialect derives its own from it.
 
-    If a worker answers the request, the result of `claim` has its ModelLookup in `lookup`, otherwise None. `fallback`
-    answers Penstock's own paths: its claims have other types.
+    `fallback` answers Penstock's own paths: its claims have other types.
     """
 
-    claim_type: type[Any]
+    claim_type: type[ClaimT]
     """The type of the dialect's own claims."""
 
     def __init__(self, engine: ServingEngine, fallback: Service) -> None:
@@ -70,24 +86,24 @@ class CarryingService:
         """Return the claim on a request head, or that of `fallback`."""
         raise NotImplementedError
 
-    def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
+    def answer(self, connection: FastLane, claim: ClaimT, body: bytes) -> None:
         """Answer a request of the dialect, or send it to its worker with `submit_body`."""
         raise NotImplementedError
 
-    def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
+    def answer_failure(self, connection: FastLane, claim: ClaimT, error: InferError) -> None:
         """Answer with an error of the server's own."""
         raise NotImplementedError
 
-    def answer_call(self, connection: FastLane, claim: Any, call: Any) -> None:
+    def answer_call(self, connection: FastLane, claim: ClaimT, call: Any) -> None:
         """Answer with the worker's reply."""
         self.answer_reply(connection, call.reply)
 
     def discard_answer(self, call: Any) -> None:
         """Handle the end of a call whose client has disconnected."""
 
-    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: ClaimT, error: Exception) -> InferError:
         """Log a failure of the server's own, and return the error for the client."""
-        return internal_error(error, claim.lookup.name if claim.lookup is not None else "", "")
+        raise NotImplementedError
 
     @staticmethod
     def answer_reply(connection: FastLane, reply: bytes) -> None:
@@ -128,7 +144,7 @@ class CarryingService:
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever happens
             self.fail(connection, claim, error)
 
-    def fail(self, connection: FastLane, claim: Any, error: Exception) -> None:
+    def fail(self, connection: FastLane, claim: ClaimT, error: Exception) -> None:
         """Answer with the error that a request ran into."""
         failure = error if isinstance(error, InferError) else self.log_internal_error(claim, error)
         self.answer_failure(connection, claim, failure)
@@ -165,7 +181,7 @@ class CarryingService:
                 self.discard_answer(request)
                 continue
             connection.request = None
-            claim: Any = connection.head.route  # type: ignore[union-attr]
+            claim: ClaimT = connection.head.route  # type: ignore[union-attr]
             try:
                 if request.error is not None:
                     self.answer_failure(connection, claim, request.error)

@@ -98,7 +98,7 @@ class WorkerSlot:
             if worker is None:
                 raise NotStartedError
             if not isinstance(request, RawCall):
-                raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not take tensors")
+                raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not accept tensors")
             body = request.body
             worker.send_call(partial(self._on_reply, request), CALL, body, None, self._host.crew.limit_s)
         except Exception as error:  # noqa: BLE001 - any error in sending fails only this call

@@ -15,22 +15,18 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.repository.overrides import check_name
 from penstock.server.repository.scan import CONFIG_FILE
 
+if TYPE_CHECKING:
+    from penstock.server.repository.control import ModelControl
+
 NOT_EXPLICIT = "repository registration is not allowed if model control mode is not EXPLICIT"
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _ENSEMBLE = re.compile(r'platform:\s*"ensemble"')
-
-
-class LoadsByName(Protocol):
-    """The part of ModelControl that is used here."""
-
-    async def load(self, name: str) -> None: ...
-    async def unload(self, name: str, *, dependents: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +48,7 @@ class Archives:
     """
 
     def __init__(
-        self, root: Path, control: LoadsByName, names: Callable[[], Iterable[str]], ready: Callable[[str], bool]
+        self, root: Path, control: ModelControl, names: Callable[[], Iterable[str]], ready: Callable[[str], bool]
     ) -> None:  # fmt: skip
         """Create it. `names` lists the models of all repositories, and blocks; `ready` returns whether one is ready."""
         self._root = root

@@ -31,7 +31,7 @@ class Cortex(Dialect):
     def service(self, parts: DialectParts) -> CortexService:
         """Make the Service of the HTTP port."""
         if not isinstance(parts.repository, CortexRepository):
-            raise TypeError(f"{type(parts.repository).__name__} is no repository of Cortex projects")
+            raise TypeError(f"{type(parts.repository).__name__} is not a repository of Cortex projects")
         self._service = CortexService(
             parts.engine, parts.repository, parts.hooks_of, self.settings.limits(), parts.inference, parts.ready
         )

@@ -12,11 +12,12 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, ModelSpec
 from penstock.server.hooks.plan import LIGHT_REPLICAS
 from penstock.server.hooks.writes import HOOK_NAMES, PICKLE_SUFFIXES
+from penstock.server.protobuf import model_config_pb2
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, resolve_inside
 from penstock.server.repository.parsed_config import ParsedConfig
-from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.placing import place_model
-from penstock.server.repository.scan import Defaults, ModelEntry
+from penstock.server.repository.scan import ModelEntry
 
 from .api import Api
 from .environment import needs_of, roots_of

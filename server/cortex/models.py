@@ -74,7 +74,7 @@ class ModelFinder:
         if model.startswith(_S3) and self._s3_root is not None:
             parts = PurePosixPath(model.removeprefix(_S3)).parts
             if ".." in parts or not parts or parts[0] == "/":
-                raise ModelError(f"{model}: is not the address of an object in a bucket (s3://bucket/key)")
+                raise ModelError(f"{model}: is not the URL of an object in a bucket (s3://bucket/key)")
             return self._s3_root.joinpath(*parts)
         if is_remote(model):
             return None

@@ -36,12 +36,12 @@ _NOT_DNS_1035 = (
 )
 _NOT_ENDPOINT = "must consist of lower case alphanumeric characters, '/', '-', '_', or '.'"
 _NO_PREDICTORS = (
-    "predictor APIs are not served: write the model as onnx or tensorflow, with a request_handler, "
-    'or the predictor as docs/cortex.md, "Later versions", says'
+    "predictor APIs are not supported: write the model as onnx or tensorflow, with a request_handler, "
+    'or migrate the predictor as in docs/cortex.md, "Later versions"'
 )
 _LATER = (
-    "an API of Cortex 0.12 or later is not served, only models with the request handlers of 0.9 and 0.10: "
-    'docs/cortex.md, "Later versions", says how to bring one'
+    "APIs of Cortex 0.12 or later are not supported, only models with the request handlers of 0.9 and 0.10: "
+    'docs/cortex.md, "Later versions", describes how to migrate them'
 )
 _LATER_KINDS = ("SyncAPI", "RealtimeAPI", "BatchAPI", "AsyncAPI", "TaskAPI", "APISplitter", "TrafficSplitter")
 
@@ -133,7 +133,7 @@ def _read_deployment(file: Path, root: YamlNode, mappings: list[YamlMapping], fi
         findings.append(Finding(file, "cortex.yaml must define a deployment resource", root.line))
         return ""
     for mapping in mappings[1:]:
-        mapping.mistake(f"deployment resource may only be defined once (line {mappings[0].line} has it too)")
+        mapping.mistake(f"deployment resource may only be defined once (also in line {mappings[0].line})")
     names = [_read_name(mapping) for mapping in mappings]
     for mapping in mappings:
         mapping.finish()
@@ -157,10 +157,11 @@ def _reject_duplicates(apis: list[tuple[YamlMapping, Api]]) -> None:
     for mapping, api in apis:
         if api.name in names:
             line = names[api.name].line
-            mapping.mistake(f"name {quoted(api.name)} must be unique across apis (line {line} has it too)", "name")
+            mapping.mistake(f"name {quoted(api.name)} must be unique across apis (also in line {line})", "name")
         elif api.endpoint in endpoints:
             before, name = endpoints[api.endpoint]
-            text = f"endpoint {quoted(api.endpoint)} must be unique across apis: {name} (line {before.line}) has it too"
+            where = f"{name} (line {before.line})"
+            text = f"endpoint {quoted(api.endpoint)} must be unique across apis: {where} has the same one"
             mapping.mistake(text, "endpoint")
         names.setdefault(api.name, mapping)
         endpoints.setdefault(api.endpoint, (mapping, api.name))
@@ -272,7 +273,7 @@ def _read_endpoint(mapping: YamlMapping) -> str:
         mapping.mistake('"/" is not allowed (a path must be specified)', "endpoint")
     else:
         if is_penstock_path(path) or path == HEALTH_PATH:
-            mapping.warn(f"takes the place of what this server has at {path}", "endpoint")
+            mapping.warn(f"hides what this server itself has at {path}", "endpoint")
         return path
     return ""
 

@@ -52,9 +52,9 @@ class RemoteModel:
         except CredentialError as error:
             raise RemoteError(f"{self._address}: {error}") from None
         except ImportError as error:
-            text = f"{self._address}: models at such addresses need fsspec and its part for them ({error}): {INSTALL}"
+            text = f"{self._address}: remote models require fsspec and its package for such URLs ({error}): {INSTALL}"
             if str(self._address).startswith("s3:"):
-                text += " s3fs; or give --s3-root DIR, for files that are here"
+                text += " s3fs; or, if the files are on this machine, set --s3-root DIR"
             raise RemoteError(text) from None
         self._depot.filesystem.invalidate_cache()
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.address import is_remote
 from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, MistakesError, log_findings
-from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, ModelEntry
+from penstock.server.repository.scan import ModelEntry
 
 from .api import Api
 from .entries import entry_of
@@ -160,7 +161,7 @@ class CortexRepository(Repository):
             self._valid_projects[path] = project
             self._reported_findings.pop(path, None)
             for api in project.apis:
-                logger.info("api %s of %s is asked at POST %s", api.name, project.deployment, api.endpoint)
+                logger.info("api %s of %s is served at POST %s", api.name, project.deployment, api.endpoint)
         elif self._reported_findings.get(path) != project.findings:
             self._reported_findings[path] = project.findings
             self._report(project.findings)

@@ -60,7 +60,7 @@ def unusable_message(names: Iterable[str]) -> str:
     """Return why none of the folders is usable."""
     paths = set(names)
     reasons = [
-        f"{folder or '.'}/{GRAPH_FILE} is there without {' and '.join(missing_files(paths, folder))}"
+        f"{folder or '.'}/{GRAPH_FILE} exists without {' and '.join(missing_files(paths, folder))}"
         for folder in _folders(paths)
     ]
     return "\n".join([EXPECTED_STRUCTURE, *sorted(reasons)[:5]])
@@ -98,7 +98,7 @@ def unpack(archive: Path, into: Path, max_bytes: int = MAX_BYTES) -> str:
                 remaining_bytes -= _write(archive_file, members[name], into / name, remaining_bytes)
     except ModelError:
         raise
-    except Exception as error:  # zipfile raises its decoders' exceptions, and IndexError for an entry without a name
+    except Exception as error:  # zipfile raises its decoders' exceptions
         raise ModelError(f"{archive.name}: cannot be unpacked: {error}") from error
     return folder
 
@@ -110,7 +110,7 @@ def _members(archive_file: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipIn
         raise ModelError(f"has more than {MAX_FILES} files")
     for entry in entries:
         path = PurePosixPath(entry.filename)
-        if entry.is_dir():
+        if entry.filename.endswith("/"):  # before Python 3.12, `is_dir` fails for an entry without a name
             continue
         if path.is_absolute() or ".." in path.parts or "\\" in entry.filename or not path.parts:
             raise ModelError(f"holds {entry.filename!a}, which is not a path inside it")

@@ -50,7 +50,7 @@ def tensor_type_of(type_name: str) -> TensorType:
     try:
         return TENSOR_TYPES[type_name.removesuffix("_REF")]  # of a variable in TensorFlow 1
     except KeyError:
-        raise InferError(Code.UNSUPPORTED, f"an input is {type_name or 'of no type'}, which is not supported") from None
+        raise InferError(Code.UNSUPPORTED, f"an input of type {type_name or 'unknown'} is not supported") from None
 
 
 def make_array(value: Any, tensor_type: TensorType) -> Array:

@@ -180,7 +180,7 @@ class YamlMapping:
         """Report keys that were not read, and repeated ones."""
         for key, value in self._values.items():
             if value.is_repeated:
-                self.warn("is given twice; the last one counts", key)
+                self.warn("is given twice; the last value applies", key)
             if key not in self._accepted_keys:
                 suggestion = nearest(key, self._accepted_keys)
                 self._record("", f"key {quoted(key)} is not supported{suggestion}", self.line_of(key), mistake=True)

@@ -67,4 +67,4 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
     if first and first not in names:
         yield Finding(path, f"has no {first}")
     if not attribute and not names & set(_METHODS):
-        yield Finding(path, f"has neither {' nor '.join(_METHODS)}: both are answered 501", is_mistake=False)
+        yield Finding(path, f"has neither {' nor '.join(_METHODS)}: both return 501", is_mistake=False)

@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 def _method(word: str) -> str:
     """Return the name of a method. Raises: ArgumentTypeError for a model, which comes first."""
     if "=" in word:
-        raise argparse.ArgumentTypeError(f"{word!r} names a model, which comes first: {_USAGE}")
+        raise argparse.ArgumentTypeError(f"{word!r} names a model, and the model must come first: {_USAGE}")
     return word
 
 
@@ -135,7 +135,7 @@ def find_target(name: str) -> Target:
             raise SettingError(f"[ERROR]: The model {name} is not available.\nAvailable models: {list(available)}")
         return available[name]
     if not available:
-        raise SettingError("[ERROR]: No model is installed, and none is named, as NAME=package.module[:attr].")
+        raise SettingError("[ERROR]: No model is installed, and none is given as NAME=package.module[:attr].")
     if len(available) > 1:
         text = "You have to choose one and set it in the DEEPAAS_V2_MODEL environment variable or using --model-name."
         raise SettingError(f"[ERROR]: There are several models available ({list(available)}).\n{text}")

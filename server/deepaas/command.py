@@ -39,7 +39,7 @@ _NO_EFFECT = {
     "use_syslog": _STREAM,
     "use_journal": _STREAM,
     "syslog_log_facility": _STREAM,
-    "openwhisk_detect": "models are served over HTTP alone",
+    "openwhisk_detect": "models are served only over HTTP",
 }
 
 
@@ -132,7 +132,7 @@ class OptionValues:
         if name not in self._texts:
             return option.default
         if name in self._resolving:
-            raise SettingError(f"--{option.flag_name}: stands for itself: {' -> '.join([*self._resolving, name])}")
+            raise SettingError(f"--{option.flag_name}: refers to itself: {' -> '.join([*self._resolving, name])}")
         self._resolving.append(name)
         try:
             return option.read(substitute(self._texts[name], self._value_text))
@@ -152,7 +152,7 @@ class OptionValues:
                     self._texts[name] = text
                     self.flags.discard(name)
                 elif proper in BY_NAME:
-                    self.notes.append(f"{path}: {name} is not read: the name is {proper}")
+                    self.notes.append(f"{path}: {name} is ignored: the option's name is {proper}")
 
 
 class _Record(argparse.Action):
@@ -197,7 +197,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _model(argument: str) -> str:
     if "=" not in argument:
         raise argparse.ArgumentTypeError(
-            f"{argument!r} is no model: expected NAME=package.module or NAME=package.module:attr"
+            f"{argument!r} is not a model: expected NAME=package.module or NAME=package.module:attr"
         )
     return argument
 

@@ -73,7 +73,7 @@ def _model(base: str, at: int, model: ModelState, *, predict: bool, train: bool)
     if train:
         parts.append("<h3>Train</h3>")
         parts.append(
-            _form(f"{path}train/", f"train-{at}", description.train_args, "Begin a training", exists=description.trains)
+            _form(f"{path}train/", f"train-{at}", description.train_args, "Start a training", exists=description.trains)
         )
         parts.append(_trainings(f"{path}train/", model.trainings))
     return "".join([*parts, "</section>"])
@@ -97,7 +97,7 @@ def _link(text: str) -> str:
 
 def _form(action: str, prefix: str, arguments: dict[str, Any], button: str, *, exists: bool) -> str:
     if not exists:
-        return "<p>The model has no such method: it is answered with 501.</p>"
+        return "<p>The model has no such method; calls return 501.</p>"
     fields = "".join(
         _field(f"{prefix}-{at}", parameter) for at, parameter in enumerate(_flat(arguments.get("parameters", ())))
     )
@@ -131,7 +131,7 @@ def _field(identifier: str, parameter: dict[str, Any]) -> str:
     notes += ["required"] if required else []
     notes += [f"default <code>{escape(json.dumps(parameter['default']))}</code>"] if "default" in parameter else []
     notes += ["one value per line"] if kind == "array" else []
-    notes += ["sent as a cookie: not from here"] if location == "cookie" else []
+    notes += ["a cookie, which this page cannot send"] if location == "cookie" else []
     about = escape(str(parameter.get("description", "")))
     about += f" ({'; '.join(notes)})" if notes else ""
     return (

@@ -12,7 +12,7 @@ from datetime import datetime
 MAX_CHARS = 1 << 20
 """The limit of the text; the oldest lines are dropped."""
 _MAX_LINE_CHARS = 16_384
-_WARNING = "the debug endpoint is on: whoever reaches this server can read its log. Turn it off when you have done"
+_WARNING = "the debug endpoint is on: anyone who can reach this server can read its log. Turn it off when you are done"
 
 logger = logging.getLogger("penstock.deepaas")
 

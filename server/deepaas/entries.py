@@ -17,8 +17,8 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import InstanceGroup, ModelSpec, WorkerSpec
 from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.environments.environments import Environments
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, MistakesError
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 from .installed import NAMESPACE, Installed, installed_in
@@ -79,10 +79,10 @@ class Entries:
             if found is None:
                 return Finding(Path(path), _NO_MODEL)
             if found.name in seen:
-                return Finding(Path(path), f"there are two models '{found.name}'")
+                return Finding(Path(path), f"two models are named '{found.name}'")
             seen.add(found.name)
         base = self.settings.deepaas_base_path
-        return Finding(Path(base), "--deepaas-base-path has to begin with /") if base[:1] not in ("", "/") else None
+        return Finding(Path(base), "--deepaas-base-path must begin with /") if base[:1] not in ("", "/") else None
 
     def open(self) -> None:
         """Find the models; blocks, for minutes if an environment is built. Raises: MistakesError."""
@@ -132,7 +132,7 @@ class Entries:
         if not installed.marshmallow.startswith("3."):
             has = f"has marshmallow {installed.marshmallow}" if installed.marshmallow else "lacks marshmallow"
             pip = f"{python} -m pip install 'marshmallow<4' webargs" if python else "pip install 'penstock[deepaas]'"
-            text = f"the Python of the models {has}, and their arguments are those of marshmallow 3: {pip}"
+            text = f"the models' Python {has}, but their arguments require marshmallow 3: {pip}"
             raise MistakesError([Finding(Path(NAMESPACE), text)])
         return installed
 
@@ -142,13 +142,13 @@ class Entries:
         if self._selected in available:
             return available[self._selected]
         names = ", ".join(available) or "none"
-        raise MistakesError([Finding(Path(NAMESPACE), f"there is no model '{self._selected}': there is {names}")])
+        raise MistakesError([Finding(Path(NAMESPACE), f"there is no model '{self._selected}'; available: {names}")])
 
 
 class EntryRepository(CarriedRepository):
     """The models as those of a repository."""
 
-    unconfigurable = "its module says it"
+    unconfigurable = "it is in the module"
 
     def __init__(self, entries: Entries, defaults: Defaults) -> None:
         super().__init__(Path.cwd(), defaults)

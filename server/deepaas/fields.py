@@ -57,7 +57,7 @@ def _parse_literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
         reason = str(error).partition(": <")[0]  # without the parser object and its address
-        raise argparse.ArgumentTypeError(f"{text!r} is no list or dict as Python writes it: {reason}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a Python list or dict: {reason}") from None
 
 
 def _help_of(field: Any, default: Any) -> str:

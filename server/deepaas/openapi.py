@@ -21,11 +21,11 @@ _ARGUMENT_ERRORS = {
 _TRAINING: Json = {
     "type": "object",
     "properties": {
-        "date": {"type": "string", "description": "When it began"},
+        "date": {"type": "string", "description": "When it started"},
         "args": {"type": "object", "description": "Its arguments", "additionalProperties": True},
         "uuid": {"type": "string"},
         "status": {"type": "string", "enum": ["running", "done", "error", "cancelled"]},
-        "message": {"type": "string", "description": "Why it has failed"},
+        "message": {"type": "string", "description": "Why it failed"},
         "result": {
             "type": "object",
             "properties": {"output": {}, "finish_date": {"type": "string"}, "duration": {"type": "string"}},
@@ -43,8 +43,8 @@ _DEFINITIONS: dict[str, Json] = {
     },
 }
 _TRAINING_PAGES = (
-    ("log", "text/plain", "What a training has written"),
-    ("progress", _JSON, "How far a training is"),
+    ("log", "text/plain", "The output of a training"),
+    ("progress", _JSON, "The progress of a training"),
     ("page", "text/html", "A page that follows a training"),
 )
 
@@ -77,11 +77,11 @@ def _correct(path: str, paths: Json) -> None:
         operations["get"]["responses"]["200"]["content"] = content
     if "post" in operations:
         responses = operations["post"]["responses"]
-        responses["400"] = _answer("The body is not what it says it is", {})
-        responses["422"] = _answer("An argument is wrong", _ARGUMENT_ERRORS)
+        responses["400"] = _answer("The body does not match its content type", {})
+        responses["422"] = _answer("An argument is invalid", _ARGUMENT_ERRORS)
         responses["501"] = _TEXT_ANSWER
     if path.endswith("/train/"):
-        operations["post"]["responses"]["200"] = _answer("It has begun", {"$ref": _PREFIX + "Training"})
+        operations["post"]["responses"]["200"] = _answer("It has started", {"$ref": _PREFIX + "Training"})
     if path.endswith("/train/{uuid}"):
         operations["delete"]["responses"]["200"] = _answer("It has ended", {"$ref": _PREFIX + "Training"})
         for operation in operations.values():

@@ -51,7 +51,7 @@ def link_of(base: str, name: str) -> str:
 
 def no_tensors_error(base: str, name: str) -> bytes:
     """Return the body, in the form of the v2 protocol, for a client of that protocol that sends tensors."""
-    return error_body(f"model '{name}' does not take tensors: POST its arguments to {link_of(base, name)}/predict/")
+    return error_body(f"model '{name}' does not accept tensors: POST its arguments to {link_of(base, name)}/predict/")
 
 
 def error_text(error: InferError) -> tuple[int, bytes]:

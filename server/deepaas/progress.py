@@ -87,5 +87,5 @@ class Log:
 
     def text(self) -> str:
         """Return all lines kept."""
-        head = f"({self.dropped_lines} lines before these are left out)\n" if self.dropped_lines else ""
+        head = f"({self.dropped_lines} earlier lines are omitted)\n" if self.dropped_lines else ""
         return head + b"".join(self._lines).decode()

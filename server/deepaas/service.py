@@ -62,7 +62,7 @@ class DeepaasClaim:
         self.prefix = _encode_head(head) if route.purpose in (Purpose.PREDICT, Purpose.TRAIN) else b""
 
 
-class DeepaasService(CarryingService):
+class DeepaasService(CarryingService[DeepaasClaim]):
     """Answers for the models of one server. Threads: the event loop's, except that others decompress bodies."""
 
     claim_type = DeepaasClaim
@@ -114,7 +114,7 @@ class DeepaasService(CarryingService):
         self.restricted.require(_CATEGORIES.get(route.purpose, ""), head.header)
         return DeepaasClaim(head, route, self._lookups[route.name] if route.purpose is Purpose.PREDICT else None)
 
-    def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
+    def answer(self, connection: FastLane, claim: DeepaasClaim, body: bytes) -> None:
         """Answer a request, or send it on."""
         if claim.lookup is not None and claim.uncompressed:
             self.submit_body(connection, claim.lookup, claim.prefix + body)
@@ -125,12 +125,12 @@ class DeepaasService(CarryingService):
         else:
             self._answer_now(connection, claim)
 
-    def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
+    def answer_failure(self, connection: FastLane, claim: DeepaasClaim, error: InferError) -> None:
         """Answer with an error of the server's own."""
         status, body = pages.error_text(error)
         connection.answer(status, body, TEXT, retry_after_line(error) if status == 503 else b"")
 
-    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: DeepaasClaim, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
         return internal_error(error, claim.route.name, claim.request_id)
 

@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from .records import TrainingRecord, TrainingStatus
 
@@ -45,6 +45,7 @@ _PUT = (
 
 logger = logging.getLogger("penstock.deepaas")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
@@ -159,7 +160,7 @@ class Store:
         finally:
             self._writing = None
 
-    async def _on_thread(self, function: Callable[..., T], *args: object) -> T:
+    async def _on_thread(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     # -- on the thread -----------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ class Store:
             database.execute("PRAGMA synchronous = NORMAL")
             ((version,),) = database.execute("PRAGMA user_version")
             if version > SCHEMA_VERSION:
-                raise ValueError(f"it is of a later version of Penstock ({version})")
+                raise ValueError(f"it was written by a later version of Penstock ({version})")
             database.execute(_TABLE)
             database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             rows = database.execute(

@@ -112,8 +112,8 @@ def document(base: str, models: Iterable[tuple[str, ModelDescription]], *, predi
         responses=swagger.describe_answer("Version") | failure,
     )
     swagger.add(
-        f"{base}/v2/debug/", "get", "The log of the server, if it shows it", "debug", produces=["text/plain"],
-        responses={"200": {"description": "What was logged so far"}, "204": {"description": "It does not show it"}},
+        f"{base}/v2/debug/", "get", "The log of the server, if it is shown", "debug", produces=["text/plain"],
+        responses={"200": {"description": "What was logged so far"}, "204": {"description": "It is not shown"}},
     )  # fmt: skip
     swagger.add(
         f"{base}/v2/models/",
@@ -124,7 +124,7 @@ def document(base: str, models: Iterable[tuple[str, ModelDescription]], *, predi
     )
     for name, _ in described:
         path = f"{base}/v2/models/{name}/"
-        swagger.add(path, "get", "What the model is", "models", responses=swagger.describe_answer("ModelMeta"))
+        swagger.add(path, "get", "The metadata of the model", "models", responses=swagger.describe_answer("ModelMeta"))
     swagger.add(
         base or "/",
         "get",
@@ -159,7 +159,7 @@ def _add_model(swagger: _Document, path: str, description: ModelDescription, *, 
     new_names = swagger.merge({name: each for part in parts for name, each in part.get("definitions", {}).items()})
     if train:
         arguments = rename_references(description.train_args.get("parameters", []), new_names)
-        swagger.add(path + "train/", "post", "Begin a training", "models", parameters=arguments)
+        swagger.add(path + "train/", "post", "Start a training", "models", parameters=arguments)
         swagger.add(
             path + "train/", "get", "The trainings", "models", responses=swagger.describe_answer("TrainingList")
         )

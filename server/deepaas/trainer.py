@@ -54,7 +54,7 @@ class Trainer:
             raise WorkerLost(worker.end_message or f"{self._order.label} has ended") from None
         except WorkerLost as lost:
             if worker.killed_externally:
-                raise WorkerLost(f"{lost.message}: by somebody, or for want of memory") from None
+                raise WorkerLost(f"{lost.message}: by another process, or because memory ran out") from None
             raise
         return answer
 

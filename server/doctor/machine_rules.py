@@ -47,8 +47,8 @@ def _judge_versions(facts: Facts) -> Iterator[Diagnosis]:
     if machine.slow_python:
         yield Diagnosis(
             NOTE, "software", "this Python was compiled without optimizations: requests take at least 10% more CPU",
-            "use one from a distribution or image; PYTHON_CONFIGURE_OPTS='--enable-optimizations "
-"--with-lto' pyenv install",
+            "use one from a distribution or image; PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' pyenv "
+            "install",
         )  # fmt: skip
     packages_text = [f"{name} {packages[name]}" for name in ("penstock", "numpy", "tritonclient") if name in packages]
     yield Diagnosis(OK, "software", ", ".join(packages_text) or "no package reports its version")

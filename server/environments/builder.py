@@ -55,7 +55,7 @@ class EnvironmentBuilder:
         self._base = base
         self._label = label
         self._lock = lock
-        self._ended = stopping
+        self._stopping = stopping
 
     def build(self, modules: Sequence[str], min_version: tuple[int, int], *, offline: bool) -> str:
         """Build it, and verify that it has what a worker needs. Returns: its Python. Raises: InferError, OSError."""
@@ -92,7 +92,7 @@ class EnvironmentBuilder:
                 # nothing outside the folder; "data" would reject links and modes of Python's own; available from 3.11.4
                 archive.extraction_filter = getattr(tarfile, "tar_filter", None)
                 for member in archive:
-                    if self._ended.is_set():
+                    if self._stopping.is_set():
                         raise InferError(Code.NOT_READY, "Server is stopping")
                     archive.extract(member, self._folder)
         except (tarfile.TarError, EOFError) as error:
@@ -133,7 +133,7 @@ class EnvironmentBuilder:
             finally:
                 finished.set()
                 killer.join()
-        if self._ended.is_set():
+        if self._stopping.is_set():
             raise InferError(Code.NOT_READY, "Server is stopping")
         if status:
             raise InferError(Code.INVALID, self._failure(name, status, lines))
@@ -141,7 +141,7 @@ class EnvironmentBuilder:
     def _kill_on_stop(self, pid: int, finished: threading.Event) -> None:
         """Kill the running program and its children once the server stops."""
         while not finished.wait(0.1):
-            if self._ended.is_set():
+            if self._stopping.is_set():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
                 return

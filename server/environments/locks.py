@@ -28,7 +28,7 @@ class FileLock:
 
     def __init__(self, path: Path, stopping: threading.Event, label: str) -> None:
         self._path = path
-        self._ended = stopping
+        self._stopping = stopping
         self._label = label
         self._descriptor = -1
 
@@ -63,5 +63,5 @@ class FileLock:
             if not logged:
                 logger.info("%s: waiting for another process that is creating its environment", self._label)
                 logged = True
-            if self._ended.wait(POLL_INTERVAL_S):
+            if self._stopping.wait(POLL_INTERVAL_S):
                 raise InferError(Code.NOT_READY, "Server is stopping")

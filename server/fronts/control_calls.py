@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import orjson
+from starlette.requests import Request
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
-from penstock.server.restricted import GRPC_CATEGORIES, RestrictedApis, category_of, restriction_text
-from penstock.server.v2.routes import wait_disconnect
+from penstock.server.restricted import GRPC_CATEGORIES, TRITON_SERVICE, RestrictedApis, category_of, restriction_text
+from penstock.server.v2.routes import read_body, wait_disconnect
 
 from .message_kinds import ABANDON, CALL, END, PART, PART_CONFIRMED
 from .remote_engine import NO_ENGINE
@@ -45,12 +46,12 @@ if TYPE_CHECKING:
 MAX_UNCONFIRMED_PARTS = 16
 LARGE_BYTES = 32 << 10
 _JSON = (b"content-type", b"application/json")
-_INFERENCE = frozenset("/inference.GRPCInferenceService/" + name for name in ("ModelInfer", "ModelStreamInfer"))
+_INFERENCE = frozenset(TRITON_SERVICE + name for name in ("ModelInfer", "ModelStreamInfer"))
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
 _NOT_SERVING = b"\x08\x02"
 _ANSWERS_WITHOUT_ENGINE = {
-    "/inference.GRPCInferenceService/ServerLive": b"\x08\x01",
-    "/inference.GRPCInferenceService/ServerReady": b"",
+    TRITON_SERVICE + "ServerLive": b"\x08\x01",
+    TRITON_SERVICE + "ServerReady": b"",
     "/grpc.health.v1.Health/Check": _NOT_SERVING,
 }
 """Messages that state live, not ready, and NOT_SERVING."""
@@ -190,7 +191,8 @@ class ControlApp:
             if not await self._answer_locally(scope, send):
                 await self._forward(scope, receive, send)
         except InferError as error:
-            await _send_error(send, error)
+            if error.code is not Code.CANCELLED:  # otherwise nobody reads it
+                await _send_error(send, error)
 
     async def _answer_locally(self, scope: Scope, send: Send) -> bool:
         """Answer a probe that does not need the engine, or for which there is none. Raises: InferError."""
@@ -213,9 +215,7 @@ class ControlApp:
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._calls.connected:
             raise InferError(Code.NOT_READY, NO_ENGINE)  # before the body is read
-        body = await self._read_body(scope["path"], receive)
-        if body is None:
-            return
+        body = await read_body(Request(scope, receive), self._max_body_bytes)
         call = _HttpCall()
         number = self._calls.start(call, {"http": _encode_head(scope)}, body)
         del body
@@ -245,23 +245,6 @@ class ControlApp:
         if part is not None and part.get("complete"):
             await send({"type": "http.response.body", "body": b""})
         # uvicorn closes the connection of an incomplete answer, so the client does not take it as complete
-
-    async def _read_body(self, path: str, receive: Receive) -> bytes | None:
-        """Read a body; None if the client has disconnected. Raises: InferError (INVALID)."""
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._max_body_bytes:
-                text = f"request body exceeds the maximum of {self._max_body_bytes} bytes for '{path}'"
-                raise InferError(Code.INVALID, text)
-            parts.append(part)
-            more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _encode_head(scope: Scope) -> dict[str, Any]:

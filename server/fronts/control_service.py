@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -99,7 +99,7 @@ class ControlService:
             return
         self.start_task(call.run(method.unary, payload))
 
-    def start_task(self, coroutine: Any) -> None:
+    def start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as a task."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)

@@ -102,7 +102,8 @@ class EngineServer:
         front = self._fronts[self._last_number] = FrontConnection(
             self, sock, partial(self._on_disconnect, self._last_number)
         )
-        front.send_state()
+        self.state.attach(front.link)
+        self.published.attach(front.link)
         return self._last_number
 
     def _on_disconnect(self, number: int, reason: str) -> None:
@@ -145,11 +146,6 @@ class FrontConnection:
         self._control = ControlService(
             self.link, owner.app, owner.methods, owner.state, lambda: not owner.published.load_complete
         )
-
-    def send_state(self) -> None:
-        """Send it everything there is."""
-        self._owner.state.attach(self.link)
-        self._owner.published.attach(self.link)
 
     def _receive(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, _ in self.service.receive(messages):

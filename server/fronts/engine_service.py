@@ -23,7 +23,7 @@ from .request_codec import (
     read_template,
     template_of,
     write_answer,
-    write_own_outputs,
+    write_custom_outputs,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RemoteAnswers:
         self._number = number
 
     def send(self, answer: StreamedAnswer) -> Backpressure | None:
-        """Send an answer. Returns and raises as Tells defines (OVERLOADED if too much is unsent)."""
+        """Send an answer. Returns: how to wait until more may be sent. Raises: InferError (OVERLOADED)."""
         if self.cancelled:
             return None
         unsent_bytes = self._link.unsent_bytes
@@ -142,7 +142,7 @@ class EngineService:
     def _cancel(self, number: int, _body: bytes) -> None:
         request = self._inflight.pop(number, None)
         if request is not None:
-            answers = getattr(request, "answer_sink", None)
+            answers: RemoteAnswers | None = getattr(request, "answer_sink", None)
             if answers is not None:
                 answers.cancelled = True
             self._engine.cancel(request)
@@ -171,7 +171,9 @@ class EngineService:
                 continue
             outputs = request.outputs or []
             try:
-                link.send(DONE, number, write_own_outputs(outputs) if type(outputs) is CustomOutputs else b"", outputs)
+                link.send(
+                    DONE, number, write_custom_outputs(outputs) if type(outputs) is CustomOutputs else b"", outputs
+                )
             except Exception:  # noqa: BLE001 - an output that is not a tensor has no datatype or shape
                 self._send_packed(number, request)
 

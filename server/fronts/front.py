@@ -42,7 +42,6 @@ from .control_calls import ControlApp, ControlCalls, control_methods
 from .message_kinds import CONNECTIONS, END, MODELS, PART, STATE
 from .model_table import FrontModelTable
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
-from .request_codec import trace_context
 from .shared_state import StateCopy
 
 if TYPE_CHECKING:
@@ -96,13 +95,14 @@ class FrontServer:
         self._models_ready = asyncio.Event()
         self.engine = RemoteEngine()
         if parse_tracing(settings.trace_config).mode == OPENTELEMETRY:
-            self.engine.trace_context_of = trace_context
+            self.engine.forwards_trace = True
         self.health = Health(lambda _strict: self.ready, self.engine)
         self.control = ControlCalls()
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._environments = Environments.from_settings(settings)
         self._faults = Faults(settings, {"worker": own_workers}, str(os.getpid()))
         self._state = StateCopy(self.shared_memory, apply_log_levels)
+        self._http_restricted = RestrictedApis.parse(settings.http_restricted_api)
         self._http = None
         if settings.allow_http:
             self._http = make_http_port(settings, self._app(), self._inference(), dialect_of(settings))
@@ -122,15 +122,21 @@ class FrontServer:
             self.engine, settings.limits(), self._hooks_of, self.shared_memory.regions,
             Forwarding.of(settings.http_header_forward_pattern),
         )  # fmt: skip
-        inference.restricted = RestrictedApis.parse(settings.http_restricted_api)
+        inference.restricted = self._http_restricted
         return inference
 
-    def _app(self) -> FrontApp:
+    def _app(self) -> ASGIApp:
+        """Return the ASGI application: generate runs here, where the hooks are; everything else goes to the engine."""
         settings = self._settings
-        restricted = RestrictedApis.parse(settings.http_restricted_api)
         generate = make_app(Generate(self.engine, settings.limits(), self._hooks_of).routes())
-        generate.state.restricted = restricted
-        return FrontApp(ControlApp(self.control, settings.http_max_input_size, restricted), generate)
+        generate.state.restricted = self._http_restricted
+        control = ControlApp(self.control, settings.http_max_input_size, self._http_restricted)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            is_generate = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
+            await (generate if is_generate else control)(scope, receive, send)
+
+        return app
 
     def _methods(self) -> dict[str, Method]:
         inference = inference_methods(
@@ -306,16 +312,3 @@ class FrontServer:
         self._detach()
         if self._detaching:
             await asyncio.wait(self._detaching)
-
-
-class FrontApp:
-    """The ASGI application: generate runs here, where the hooks are; everything else goes to the engine."""
-
-    def __init__(self, control: ControlApp, generate: ASGIApp) -> None:
-        self._control = control
-        self._generate = generate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request (called by uvicorn)."""
-        is_generate = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
-        await (self._generate if is_generate else self._control)(scope, receive, send)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,8 @@ from .pending_statistics import PendingStatistics
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
 
 if TYPE_CHECKING:
-    from penstock.server.hooks.worker_replicas import Interpreters
     from penstock.server.ipc.link import Link
+    from penstock.server.workers.order import Interpreters
 
 logger = logging.getLogger("penstock.fronts")
 
@@ -177,7 +177,7 @@ class FrontModelTable:
         self._send_statistics(model, key)
         self._link.send(MODEL_RELEASED, key)
 
-    def _start_task(self, work: Any) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -74,7 +74,7 @@ class PendingStatistics(ModelStatistics):
         return json.dumps(entries).encode()
 
 
-def add_statistics(model: Model, body: bytes, front_end: Any) -> None:
+def add_statistics(model: Model, body: bytes, front_end: object) -> None:
     """Add the counts of a front end. Raises: ValueError, TypeError, LookupError."""
     statistics = model.statistics
     for kind, *values in json.loads(body):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.registry import LOADING_MESSAGE, STOPPING_MESSAGE, CompletionWaiters, ModelRegistry
@@ -19,7 +19,7 @@ from .message_kinds import ANSWER, CANCEL, DONE, FAILED, SUBMIT, TEMPLATE
 from .request_codec import RequestTemplate, extra_properties, read_answer, unpack_outputs, write_submit, write_template
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
@@ -45,8 +45,8 @@ class RemoteEngine:
 
     Invariants: a request accepted by `submit` is delivered to its sink exactly once, unless it is cancelled; if the
     engine is lost, with an error. Nothing waits here: submitted requests leave at the end of the loop turn. `numbers`
-    are the Models that the engine knows, with its numbers; `trace_context_of` returns the trace context to send with a
-    request, and is None if there is none to send. `generation` changes whenever the results of `model` may change.
+    are the Models that the engine knows, with its numbers; `forwards_trace`: the trace contexts of clients are
+    sent with their requests. `generation` changes whenever the results of `model` may change.
     Threads: the event loop's.
     """
 
@@ -60,7 +60,7 @@ class RemoteEngine:
         self._hold_waiters = CompletionWaiters(lambda model: not model.hold_count)
         self._finish_waiters = CompletionWaiters(lambda model: not model.inflight)
         self.numbers: dict[Model, int] = {}
-        self.trace_context_of: Callable[[Any], Mapping[str, str] | None] | None = None
+        self.forwards_trace = False
         self.generation = 0
         self.load_complete = False
         self.stopping = False
@@ -150,9 +150,8 @@ class RemoteEngine:
             request.start_ns = time.monotonic_ns()
         self._last_number = number = self._last_number + 1
         extra = None
-        if takes_parameters or request.sequence is not None or self.trace_context_of is not None:
-            trace_context = None if self.trace_context_of is None else self.trace_context_of(request.context)
-            extra = extra_properties(request, takes_parameters=takes_parameters, trace_context=trace_context)
+        if takes_parameters or request.sequence is not None or self.forwards_trace:
+            extra = extra_properties(request, takes_parameters=takes_parameters, forwards_trace=self.forwards_trace)
         try:
             link.send(SUBMIT, number, write_submit(request, template, extra), request.inputs)
         except (TypeError, ValueError) as error:

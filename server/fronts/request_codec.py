@@ -65,25 +65,24 @@ def write_submit(request: InferRequest, template: int, extra: Mapping[str, Any] 
     return head + json.dumps(extra).encode()
 
 
-def extra_properties(
-    request: InferRequest, *, takes_parameters: bool, trace_context: Mapping[str, str] | None
-) -> dict[str, Any] | None:
+def extra_properties(request: InferRequest, *, takes_parameters: bool, forwards_trace: bool) -> dict[str, Any] | None:
     """Return the properties that few requests have; None if there are none.
 
-    `takes_parameters`: its model takes parameters and timeouts, and may give several answers.
+    `takes_parameters`: its model takes parameters and timeouts, and may give several answers. `forwards_trace`: the
+    client's trace context is sent.
     """
     extra: dict[str, Any] = {}
     if request.sequence is not None:
         extra["sequence"] = request.sequence
-    if trace_context:
-        extra["carried"] = trace_context
+    if forwards_trace and (context := trace_context(request.context)):
+        extra["trace_context"] = context
     if takes_parameters:
         if parameters := getattr(request, "parameters", None):
             extra["parameters"] = parameters
         if timeout_us := getattr(request, "timeout_us", 0):
             extra["timeout_us"] = timeout_us
         if hasattr(request, "answer_sink"):
-            extra["several"] = True
+            extra["several_answers"] = True
     return {**extra, "id": request.id} if extra else None
 
 
@@ -110,13 +109,13 @@ def read_submit(request: InferRequest, body: bytes) -> bool:
     request.id = extra["id"]
     if "sequence" in extra:
         request.sequence = InSequence(*extra["sequence"])
-    if "carried" in extra:
-        request.context = RemoteContext(extra["carried"])
+    if "trace_context" in extra:
+        request.context = RemoteContext(extra["trace_context"])
     if extra.get("parameters"):
         request.parameters = extra["parameters"]
     if "timeout_us" in extra:
         request.timeout_us = extra["timeout_us"]
-    return bool(extra.get("several"))
+    return bool(extra.get("several_answers"))
 
 
 class RemoteContext:
@@ -163,14 +162,14 @@ def pack_outputs(outputs: Sequence[Any]) -> tuple[bytes, list[Array | None]]:
     return json.dumps(pack(outputs, arrays)).encode(), arrays
 
 
-def write_own_outputs(outputs: CustomOutputs) -> bytes:
-    """Return the body of a DONE whose outputs are user code's own; they are sent as its tensors."""
-    return json.dumps({"parameters": outputs.parameters, "wrong": outputs.mismatch}).encode()
+def write_custom_outputs(outputs: CustomOutputs) -> bytes:
+    """Return the body of a DONE whose outputs are CustomOutputs; they are sent as its tensors."""
+    return json.dumps({"parameters": outputs.parameters, "mismatch": outputs.mismatch}).encode()
 
 
 def unpack_outputs(body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
-    """Decode the result of `pack_outputs` or `write_own_outputs`."""
+    """Decode the result of `pack_outputs` or `write_custom_outputs`."""
     document = json.loads(body)
     if isinstance(document, dict):
-        return CustomOutputs(arrays, document["parameters"], document["wrong"])
+        return CustomOutputs(arrays, document["parameters"], document["mismatch"])
     return [unpack(value, arrays) for value in document]

@@ -11,6 +11,7 @@ from uvicorn.protocols.utils import get_remote_addr
 
 from penstock.backends.protobuf_fields import fields
 from penstock.server.listening.access_log import log_answer
+from penstock.server.restricted import TRITON_SERVICE
 
 from .call import GrpcCall
 from .compressing import CompressingCall
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from .connection import GrpcConnection
     from .request import GrpcRequest
 
-_TRITON = "/inference.GRPCInferenceService/"
-_NAME_FIELDS = ((f"{_TRITON}RepositoryModel", 2), (f"{_TRITON}Model", 1))
+_NAME_FIELDS = ((f"{TRITON_SERVICE}RepositoryModel", 2), (f"{TRITON_SERVICE}Model", 1))
 """The field number of the model name in a message, by the prefix of the path."""
-_ID_FIELDS = {f"{_TRITON}ModelInfer": 3}
+_ID_FIELDS = {f"{TRITON_SERVICE}ModelInfer": 3}
 
 
 class LoggedCall(GrpcCall):

@@ -43,12 +43,10 @@ class MessageError(Exception):
 class IncomingMessages:
     """What has arrived of a call's messages.
 
-    Invariants: `stored_bytes` are in `_parts`, of whose first one `_offset` bytes are consumed. `needed_bytes`
-    is the size of the message with its prefix, or of the prefix alone while the size is unknown. A large message goes
-    to
+    Invariants: `stored_bytes` are in `_parts`, of whose first one `_offset` bytes are consumed. `needed_bytes` is the
+    size of the message with its prefix, or of the prefix alone while the size is unknown. A large message goes to
     `_body_buffer`, and `_parts` hold what follows it. Once `storage_decided`, further bytes are only stored until the
-    message
-    is complete. `counted_bytes` is for the owner's accounting. `received_bytes` counts everything that has
+    message is complete. `counted_bytes` is for the owner's accounting. `received_bytes` counts everything that has
     arrived.
     """
 

@@ -138,7 +138,7 @@ class HookCall:
             arrays,
         )
 
-    def decode_answer(self, text: bytes, arrays: list[Array | None], ended_ns: int) -> Any:
+    def decode_answer(self, text: bytes, arrays: list[Array | None], exhausted_ns: int) -> Any:
         """Decode a worker process's answer."""
         return read_result(self.conversion, text, arrays)
 

@@ -80,6 +80,7 @@ class CallAnalysis:
     """Analyzes calls. ExpressionAnalysis does the rest."""
 
     loading: bool
+    pending: list[tuple[Any, SourceFile, str]]
 
     if TYPE_CHECKING:
 
@@ -87,7 +88,6 @@ class CallAnalysis:
         def attribute(self, owner: Value, node: ast.Attribute, source: SourceFile) -> Value: ...
         def record(self, source: SourceFile, line: int, name: str, reach: str) -> None: ...
         def check_escape(self, value: Value, node: Any, source: SourceFile) -> None: ...
-        def schedule(self, value: Value) -> None: ...
 
     def call(self, node: ast.Call, source: SourceFile, scope: Scope) -> Value:
         """Return the value of a call."""
@@ -127,7 +127,8 @@ class CallAnalysis:
 
     def _schedule_function(self, function: Value) -> None:
         if not self.loading and function.definition:
-            self.schedule(function)
+            node, source = function.definition
+            self.pending.append((node, source, ""))
 
     def _analyze_passed_functions(self, arguments: CallArguments, source: SourceFile) -> None:
         """Analyze functions passed to a callee that calls them and does not keep them."""

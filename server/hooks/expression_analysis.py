@@ -16,24 +16,23 @@ from .scopes import COMPREHENSIONS, Scope, bind, function_scope, own_comprehensi
 from .sources import DATA_KINDS, MUTABLE_KINDS, UNTRACKED, SourceFile, SourceTree, Value
 from .writes import INSTANCE, PROCESS, GlobalWrite
 
+_STORE_CONTEXTS = (ast.Store, ast.Del)
+
 
 class ExpressionAnalysis(CallAnalysis):
     """Returns the Value of expressions, and records each use of a held object that is not known to only read it.
 
     `loading`: the code being analyzed runs when its module is loaded, where everything is allowed and nothing is
-    recorded.
+    recorded. `pending` are the functions of the project still to be analyzed, each with the hook's name if it is one.
     """
 
     def __init__(self, project: SourceTree) -> None:
         self.project = project
         self.writes: set[GlobalWrite] = set()
         self.loading = False
+        self.pending: list[tuple[Any, SourceFile, str]] = []
         self._suppressed = 0
         self._resolving: set[tuple[int, str]] = set()
-
-    def analyze_target(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Scope) -> None:
-        """Analyze an assignment target."""
-        raise NotImplementedError
 
     def record(self, source: SourceFile, line: int, name: str, reach: str) -> None:
         """Record a place that may keep something."""
@@ -47,6 +46,21 @@ class ExpressionAnalysis(CallAnalysis):
                 self.record(source, node.lineno, value.path, PROCESS)
         elif value.held and value.kind not in {"FIXED", "BUILTIN"}:
             self.record(source, node.lineno, value.held, INSTANCE)
+
+    def analyze_target(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Any) -> None:
+        """Analyze a target: held objects may not be changed, or stored where they cannot be tracked."""
+        for each in ast.walk(target):
+            if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, _STORE_CONTEXTS):
+                owner = self.value(each.value, source, scope)
+                if isinstance(each, ast.Subscript):
+                    self.value(each.slice, source, scope)
+                elif each.attr.startswith("__"):
+                    self.record(source, each.lineno, each.attr, PROCESS)
+                if owner.held:
+                    reach = PROCESS if owner.kind in {"MODULE", "BUILTIN", "LOGGER"} else INSTANCE
+                    self.record(source, each.lineno, owner.held, reach)
+                for value in values:
+                    self.check_escape(value, each, source)
 
     def module_value(self, node: ast.expr, source: SourceFile, scope: Scope) -> Value:
         """Return the value of an expression at module level."""

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-MUTATORS = frozenset((
-    "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "fill", "insert",
-    "intersection_update", "itemset", "move_to_end", "partition", "pop", "popitem", "popleft", "put", "put_nowait",
-    "remove", "resize", "reverse", "rotate", "setdefault", "setfield", "setflags", "sort", "subtract", "byteswap",
-    "symmetric_difference_update", "update", "heapify", "heappop", "heappush", "insort", "copyto", "fill_diagonal",
-    "place", "putmask", "shuffle", "setitem", "delitem", "iadd", "iconcat", "setattr", "delattr",
-))  # fmt: skip
+from .writes import FIRST_ARGUMENT_MUTATORS, MUTATING_METHODS
+
+MUTATORS = frozenset(
+    {name for name in MUTATING_METHODS if not name.startswith("__")}
+    | FIRST_ARGUMENT_MUTATORS
+    | {"setfield", "setflags", "byteswap", "setitem", "delitem", "iadd", "iconcat"}
+)
 """Methods that modify their object, and functions that modify their first argument."""
 
 KEEPS_NOTHING = frozenset((

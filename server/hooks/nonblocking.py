@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from .known_functions import out_position
-from .plain_values import MAX_MEMBERS, PLAIN_TYPES, count_members, has_small_members
+from .plain_values import MAX_MEMBERS, MAX_SMALL_BYTES, PLAIN_TYPES, count_members, has_small_members
 from .scopes import own_nodes
 
-MAX_SMALL_BYTES = 4096
-"""The size of a sample as sent, or of a hook's arrays, up to which processing all of it takes microseconds."""
 _MAX_CALLS = 64
 """The most calls between functions of the file: none is called in a comprehension, so a hook makes no more."""
 _MAX_EXPONENT = 4
+_MAX_REPEATED_MEMBERS = 64
+"""The most members of a global that may be written as text for each item of a comprehension."""
 
 _CONSTANT_TIME_BUILTINS = frozenset(
     ("abs", "bool", "complex", "divmod", "float", "int", "isinstance", "len", "ord", "chr", "round", "str")
@@ -39,6 +39,8 @@ _BUILTINS = _CONSTANT_TIME_BUILTINS | frozenset((
     "tuple", "zip",
 ))  # fmt: skip
 _LAZY = frozenset(("enumerate", "reversed", "zip"))
+_TEXT_MAKERS = frozenset(("format", "join", "str"))
+"""Functions and methods that write all of their arguments as text."""
 _NUMPY = frozenset((
     "abs", "absolute", "argmax", "argmin", "argsort", "array", "asarray", "atleast_1d", "atleast_2d", "bool_",
     "ceil", "clip", "concatenate", "exp", "expand_dims", "float16", "float32", "float64", "floor", "int16", "int32",
@@ -83,18 +85,6 @@ def is_nonblocking(hook: Callable[..., Any], tree: ast.Module) -> bool:
 def thread_settings() -> Any:
     """Return the settings of this thread, such as numpy's error handling: a file that changes them needs its thread."""
     return contextvars.copy_context(), np.geterr()
-
-
-def are_small_tensors(values: Any) -> bool:
-    """Return whether tensors, in a list or by name, are few bytes or few texts. False for anything else."""
-    if type(values) not in {list, dict}:
-        return False
-    remaining_bytes = MAX_SMALL_BYTES
-    for value in values.values() if type(values) is dict else values:
-        if type(value) is not np.ndarray:
-            return False
-        remaining_bytes -= value.nbytes * (8 if value.dtype.hasobject else 1)
-    return remaining_bytes >= 0
 
 
 class _FileFunctions:
@@ -187,6 +177,8 @@ class _FunctionAnalysis:
                 self._other(node)
 
     def _other(self, node: ast.AST) -> None:
+        if isinstance(node, ast.FormattedValue):
+            self._reject_repeated(node.value)
         if isinstance(node, _EXPRESSIONS):
             for child in ast.iter_child_nodes(node):
                 self._expression(child)
@@ -242,6 +234,8 @@ class _FunctionAnalysis:
                 raise _NotProvenError
         self._expression(node.left)
         self._expression(node.right)
+        if isinstance(node.op, ast.Mod) and isinstance(getattr(node.left, "value", None), str):
+            self._reject_repeated(node.right)
 
     def _call(self, node: ast.Call) -> None:
         if any(each.arg in {None, "out"} for each in node.keywords):
@@ -250,6 +244,8 @@ class _FunctionAnalysis:
         consumes = is_builtin or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
         for argument in (*node.args, *node.keywords):
             (self._consumed_expression if consumes else self._expression)(argument)
+        if getattr(node.func, "id", getattr(node.func, "attr", "")) in _TEXT_MAKERS:
+            self._reject_repeated(*node.args, *node.keywords)
         match node.func:
             case ast.Attribute(value=owner, attr=name):
                 self._method(owner, name)
@@ -271,6 +267,18 @@ class _FunctionAnalysis:
             raise _NotProvenError
         else:
             self._lookup(owner, (dict,) if name == "get" else ())
+            if name != "get":
+                self._reject_repeated(owner)
+
+    def _reject_repeated(self, *nodes: ast.AST) -> None:
+        """Reject the use of whole locals and of large globals, not of their items, for each item of a comprehension."""
+        parts = [each for node in nodes for each in ast.walk(node) if self._comprehension_names]
+        owners = [each.value for each in parts if isinstance(each, ast.Subscript) and type(each.slice) is not ast.Slice]
+        names = [each for each in parts if isinstance(each, ast.Name) and each.id not in self._comprehension_names]
+        for name in names:
+            is_small = count_members(self._globals.get(name.id)) <= _MAX_REPEATED_MEMBERS
+            if name.id in self._locals or not (is_small or name in owners or self._module(name)):
+                raise _NotProvenError
 
     def _function(self, name: str, node: ast.Call) -> None:
         if name in self._globals:

@@ -14,6 +14,7 @@ from penstock.backends.cpus import usable_cpus
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec, WorkerSpec
+from penstock.server.workers.order import Interpreters
 
 from .gil_monitor import GilMonitor
 from .loading import exception_line
@@ -21,7 +22,7 @@ from .plan import ReplicaPlan, plan_replicas
 from .private_modules import FolderOnPath
 from .replica_lease import ReplicaLease
 from .replicas import Replicas
-from .worker_replicas import Interpreters, WorkerReplicas
+from .worker_replicas import WorkerReplicas
 
 MAX_WORKERS = 4
 """The most workers, if no number is configured."""

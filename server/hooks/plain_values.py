@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+MAX_SMALL_BYTES = 4096
+"""The size of a sample as sent, or of a hook's arrays, up to which processing all of it takes microseconds."""
 MAX_MEMBERS = 2048
 """The most members of a global that a comprehension may traverse repeatedly: as many as a sample may have."""
 _MAX_LOOKUP_MEMBERS = 1 << 18
@@ -19,6 +21,18 @@ _SCALARS = frozenset(np.sctypeDict.values())
 def is_small(settings: Any) -> bool:
     """Return whether the configuration passed to hooks is plain and small."""
     return count_members(settings) <= MAX_MEMBERS
+
+
+def are_small_tensors(values: Any) -> bool:
+    """Return whether tensors, in a list or by name, are few bytes or few texts. False for anything else."""
+    if type(values) not in {list, dict}:
+        return False
+    remaining_bytes = MAX_SMALL_BYTES
+    for value in values.values() if type(values) is dict else values:
+        if type(value) is not np.ndarray:
+            return False
+        remaining_bytes -= value.nbytes * (8 if value.dtype.hasobject else 1)
+    return remaining_bytes >= 0
 
 
 def has_small_members(value: Any) -> bool:

@@ -47,7 +47,7 @@ class PrivateModules:
     so that loggers named `__name__` tell which model a record is about.
     """
 
-    def __init__(self, path: Path, roots: Sequence[Path] = (), fallback: Sequence[Path] = (), label: str = "") -> None:
+    def __init__(self, path: Path, roots: Sequence[Path], fallback: Sequence[Path], label: str) -> None:
         self._path = path
         self._folders = [str(folder) for folder in (*(roots or (path.parent,)), *fallback)]
         self._stem = path.stem.replace(".", "_")

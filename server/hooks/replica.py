@@ -26,9 +26,9 @@ from .call import (
 from .conversions import BoundHooks, bind, conversions_for
 from .gil_monitor import MAX_COMPUTE_NS
 from .loading import POST, PRE, HookModule, exception_line
-from .nonblocking import are_small_tensors, is_nonblocking, thread_settings
+from .nonblocking import is_nonblocking, thread_settings
 from .packing import INPUTS
-from .plain_values import is_small
+from .plain_values import are_small_tensors, is_small
 from .pool_thread import PoolThread, interrupt
 from .thread_pool import HookThreadPool
 from .writes import parse_source
@@ -62,7 +62,7 @@ class Replica:
 
     def __init__(
         self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Replicas,
-        pool: HookThreadPool | None = None, *, is_constant: bool = False,
+        pool: HookThreadPool | None, *, is_constant: bool,
     ) -> None:  # fmt: skip
         self._model = model
         self._spec = spec

@@ -50,8 +50,8 @@ class Replicas:
     `release`. Another replica is made when a request has to wait, one at a time. One that hangs or dies is replaced the
     same way. A shared one gets equivalent others while its hooks wait (concurrency.py) and loading is light; these are
     removed when they are idle and its hooks no longer wait. Where the plan has replicas together, they share as many
-    threads as the waiting of the hooks makes worthwhile. `active_requests` are the active requests. `gil_monitor`, if
-    set, is told how long each call has computed.
+    threads as the waiting of the hooks makes worthwhile. `active_requests` counts the requests in progress.
+    `gil_monitor`, if set, receives how long each call has computed.
     """
 
     def __init__(self, model: Model, spec: HookSpec, plan: ReplicaPlan, loop: asyncio.AbstractEventLoop) -> None:

@@ -16,18 +16,18 @@ from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, InferRequest, Req
 from penstock.batching.running.custom_outputs import CustomAnswer, CustomOutputs, require_matching
 from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.stream import open_stream
+from penstock.server.workers.order import Interpreters
 
 from .call import AnswerFormat, FutureLike
 from .conversions import conversions_for
 from .convert import to_inputs
 from .generator_call import Answer
 from .hooked_request import HookedRequest
-from .nonblocking import MAX_SMALL_BYTES
 from .packing import JSON, TENSORS
 from .placement import HookPlacement, configured_interpreter
+from .plain_values import MAX_SMALL_BYTES
 from .replica_lease import ReplicaLease
 from .sequence_turns import SequenceTurns
-from .worker_replicas import Interpreters
 
 Parameters = Mapping[str, Any] | None
 """A request's own parameters and forwarded headers."""

@@ -17,7 +17,6 @@ from .scopes import function_scope
 from .sources import SourceFile, SourceTree, Value
 from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, source_files
 
-_STORE_CONTEXTS = (ast.Store, ast.Del)
 _REWRITES = {"__builtins__", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """What may rebind a module's name, wherever it is called."""
 _LOGGING_BASES = ("Handler", "Filter", "Formatter")
@@ -58,7 +57,6 @@ class StateAnalysis(ExpressionAnalysis):
     def __init__(self, project: SourceTree) -> None:
         super().__init__(project)
         self._analyzed: set[int] = set()
-        self._pending: list[tuple[Any, SourceFile, str]] = []
 
     def add_root(self, name: str, binding: Any, source: SourceFile) -> None:
         """Start with what is bound to the name of a hook."""
@@ -70,19 +68,14 @@ class StateAnalysis(ExpressionAnalysis):
             node, where = binding
             if node.decorator_list:
                 self.record(where, node.lineno, name, INSTANCE)
-            self._pending.append((node, where, name))
+            self.pending.append((node, where, name))
         else:
             self.record(source, getattr(binding, "lineno", 1), name, INSTANCE)
 
-    def schedule(self, value: Value) -> None:
-        """Schedule a function of the project for analysis."""
-        node, source = value.definition
-        self._pending.append((node, source, ""))
-
     def run(self) -> None:
         """Analyze everything reachable."""
-        while self._pending:
-            node, source, hook = self._pending.pop()
+        while self.pending:
+            node, source, hook = self.pending.pop()
             if id(node) not in self._analyzed:
                 self._analyzed.add(id(node))
                 self._function(node, source, source.scope, hook)
@@ -176,18 +169,3 @@ class StateAnalysis(ExpressionAnalysis):
             for value in target_values:
                 self.check_escape(value, node, source)
         return stored, target_values
-
-    def analyze_target(self, target: ast.expr, values: Sequence[Value], source: SourceFile, scope: Any) -> None:
-        """Analyze a target: held objects may not be changed, or stored where they cannot be tracked."""
-        for each in ast.walk(target):
-            if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, _STORE_CONTEXTS):
-                owner = self.value(each.value, source, scope)
-                if isinstance(each, ast.Subscript):
-                    self.value(each.slice, source, scope)
-                elif each.attr.startswith("__"):
-                    self.record(source, each.lineno, each.attr, PROCESS)
-                if owner.held:
-                    reach = PROCESS if owner.kind in {"MODULE", "BUILTIN", "LOGGER"} else INSTANCE
-                    self.record(source, each.lineno, owner.held, reach)
-                for value in values:
-                    self.check_escape(value, each, source)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
@@ -16,7 +15,7 @@ from penstock.backends.node import Node
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 from penstock.server.workers.backoff import Backoff
-from penstock.server.workers.order import Order
+from penstock.server.workers.order import Interpreters, Order
 
 from .call import AnswerFormat, HookCall, ReplicaGoneError, log_warning
 from .generator_call import Answer, GeneratorCall
@@ -28,9 +27,6 @@ from .replica_lease import ReplicaLease
 from .replicas import Replicas, pending_calls_of
 from .worker_generator_call import WorkerGeneratorCall
 from .worker_replica import WorkerReplica
-
-Interpreters = Callable[[Any, str], str]
-"""Returns the Python for a WorkerSpec and its label. Blocks, for minutes if an environment must be made."""
 
 MAX_END_S = 60.0
 """More than a running hook and the end of its process may take, so that nothing waits forever."""

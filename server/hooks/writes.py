@@ -25,18 +25,18 @@ MAX_FILES = 200
 """The most files of a project that are analyzed."""
 _MAX_ATTEMPTS = 10
 _CONSTRUCTORS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__"}
-# Methods of the built-in containers and of numpy arrays that modify their object.
-_MUTATORS = {
+MUTATING_METHODS = {
     "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "fill", "insert",
     "intersection_update", "itemset", "move_to_end", "partition", "pop", "popitem", "popleft", "put", "put_nowait",
     "remove", "resize", "reverse", "rotate", "setdefault", "sort", "subtract", "symmetric_difference_update", "update",
     "__delattr__", "__delitem__", "__setattr__", "__setitem__",
 }  # fmt: skip
-# Functions that modify their first argument.
-_FIRST_ARGUMENT_MUTATORS = {
+"""Methods of the built-in containers and of numpy arrays that modify their object."""
+FIRST_ARGUMENT_MUTATORS = {
     "copyto", "delattr", "fill_diagonal", "heapify", "heappop", "heappush", "insort", "place", "put", "putmask",
     "setattr", "shuffle",
 }  # fmt: skip
+"""Functions that modify their first argument."""
 # Methods whose result is part of their object.
 _ACCESSORS = {"get", "items", "pop", "setdefault", "values"}
 
@@ -84,7 +84,7 @@ def find_global_writes(path: Path, *, roots: Sequence[Path] = (), strict: bool =
     return writes
 
 
-def source_files(path: Path, roots: Sequence[Path] = ()) -> Iterator[tuple[Path, ast.Module]]:
+def source_files(path: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
     """Yield a file and, transitively, the modules beside it, or below `roots`, that it imports.
 
     Raises: OSError, SyntaxError, ValueError for `path` itself; other modules that cannot be read are omitted.
@@ -211,9 +211,9 @@ def _written_by_call(scope: Scope, call: ast.Call, module: Scope) -> set[str]:
         name = function.id
     elif isinstance(function, ast.Attribute):
         name = function.attr
-        if name in _MUTATORS and not _is_module(scope, function.value, module):
+        if name in MUTATING_METHODS and not _is_module(scope, function.value, module):
             written |= _global_roots(scope, function.value)
-    if name in _FIRST_ARGUMENT_MUTATORS and call.args:
+    if name in FIRST_ARGUMENT_MUTATORS and call.args:
         written |= _global_roots(scope, call.args[0])
     for keyword in call.keywords:
         if keyword.arg == "out":

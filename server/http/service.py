@@ -9,7 +9,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.server.errors import error_body
+from penstock.server.errors import json_error
 from penstock.server.listening.body_buffer import SCRATCH_BYTES
 from penstock.server.listening.rejection_pacer import RejectionPacer
 from penstock.server.listening.tally import CountingAccessLogger, Tally
@@ -50,11 +50,6 @@ class Service(Protocol):
         """Drop the current request, because its client has disconnected."""
 
 
-def json_error(error: HttpError) -> tuple[int, bytes, bytes]:
-    """Return the status, content type and body for input rejected before it is a request."""
-    return error.status, b"application/json", error_body(error.text)
-
-
 class HttpShared:
     """The common state of a server's connections.
 
@@ -62,7 +57,10 @@ class HttpShared:
     within one call from the transport, for any connection. `unread` is shared by all ports.
     """
 
-    def __init__(self, service: Service, limits: Limits, *, uppercase: bool = False) -> None:
+    def __init__(
+        self, service: Service, limits: Limits, *, uppercase: bool = False,
+        format_error: Callable[[HttpError], tuple[int, bytes, bytes]] = json_error,
+    ) -> None:  # fmt: skip
         self.service = service
         self.limits = limits
         self.heads: dict[bytes, Head] = {}
@@ -74,7 +72,7 @@ class HttpShared:
         self.tally = Tally("http")
         self.access_logger = CountingAccessLogger(self.tally)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self.format_error: Callable[[HttpError], tuple[int, bytes, bytes]] = json_error
+        self.format_error = format_error
 
     def cache_head(self, raw: bytes, head: Head) -> None:
         """Cache a parsed head by its bytes, without the empty line that ends it."""

@@ -237,7 +237,7 @@ class FrameReader:
 
 
 def _check_size(connection: Http2Connection, word: int, flags: int) -> None:
-    """Reject a frame that is too large; `word` is as in HEAD."""
+    """Reject a frame that is too large; `word` is as in FRAME_HEADER."""
     size = word >> 8
     if size > MIN_FRAME_BYTES and (size > connection.limits.frame_bytes or word & 0xFF != DATA or flags & PADDED):
         raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes")

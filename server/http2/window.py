@@ -1,6 +1,6 @@
 """ReceiveWindow: flow control of incoming data for an HTTP/2 connection as a whole. Owned by Http2Connection.
 
-A stream's own window is `Stream.in_left`. Source: RFC 9113 6.9.
+A stream's own window is `Stream.receive_window`. Source: RFC 9113 6.9.
 """
 
 from __future__ import annotations

@@ -125,7 +125,12 @@ def _part(name: str, dims: Sequence[int]) -> Part:
     shape = tuple(map(int, dims))
     if min(shape, default=0) < 0 or len(shape) > _MAX_AXES:
         raise WireError(f"no tensor is {name} {shape}")
-    return dtype, shape, -1 if dtype.hasobject else math.prod(shape) * dtype.itemsize
+    return dtype, shape, tensor_bytes(dtype, shape)
+
+
+def tensor_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return the size of a tensor in bytes; -1 for strings."""
+    return -1 if dtype.hasobject else math.prod(shape) * dtype.itemsize
 
 
 def pack_strings(array: Array) -> bytes:

@@ -27,10 +27,10 @@ logger = logging.getLogger("penstock.ipc")
 class Link:
     """A Wire on a Unix socket. Everything sent in one turn of the loop leaves in one write.
 
-    `take` is called with the messages of each read. `lost` is called once, in a later turn, if the other process has
-    gone or has sent something invalid, such as messages for which `take` raises; not after `close`. Messages sent
-    before the process went are taken first. A closed Link refers to neither callback.
-    Ownership: a descriptor that arrives with a message is closed after `take`, unless `take` removes it from the
+    `on_messages` is called with the messages of each read. `on_lost` is called once, in a later turn, if the other
+    process has gone or has sent something invalid, such as messages for which `on_messages` raises; not after `close`.
+    Messages sent before the process went are handled first. A closed Link refers to neither callback.
+    Ownership: a descriptor that arrives with a message is closed after `on_messages`, unless that removes it from the
     message's list.
     Invariant: sending never blocks. `unsent_bytes` is how much the other side has not read yet; callbacks passed to
     `when_drained` are called when that is 0 again.

@@ -13,13 +13,12 @@ import numpy as np
 from penstock.backends.backend import Array
 
 from .channel import Channel
-from .layout import NO_SLOT, SLOT, Part, compute_offsets
+from .layout import NO_SLOT, SLOT, Layout, tensor_bytes
 from .wire import ARENA_BYTES, HEADER, INLINE_BYTES, Wire
 
 Form = tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...]
 """Datatype and shape of each tensor; None for an absent one."""
-_MAX_PLANS = 256
-_Plan = tuple[list[Part | None], list[int], int]
+_MAX_LAYOUTS = 256
 
 
 class SharedTensors:
@@ -41,7 +40,7 @@ class ZeroCopyWire(Wire):
 
     def __init__(self, arena_bytes: int = ARENA_BYTES) -> None:
         super().__init__(lambda: None, arena_bytes)
-        self._plans: dict[Form, _Plan] = {}
+        self._form_layouts: dict[Form, Layout] = {}
 
     def allocate(self, form: Form) -> SharedTensors:
         """Return tensors of a form, to be filled and sent by `put_allocated`, or discarded.
@@ -49,32 +48,27 @@ class ZeroCopyWire(Wire):
         Small tensors are sent in their frame, and strings are packed when sent: these are plain memory, and so are all
         if the Arena has no room.
         """
-        parts, offsets, nbytes = self._plans.get(form) or self._make_plan(form)
-        lease = self.arena.lease(nbytes) if nbytes > INLINE_BYTES else None
+        layout = self._form_layouts.get(form) or self._make_layout(form)
+        lease = self.arena.lease(layout.nbytes) if layout.nbytes > INLINE_BYTES else None
         if lease is None:
-            return SharedTensors(
-                form, [None if part is None else np.empty(part[1], part[0]) for part in parts], NO_SLOT
-            )
+            plain = [None if part is None else np.empty(part[1], part[0]) for part in layout.parts]
+            return SharedTensors(form, plain, NO_SLOT)
         if self.arena.new_segments:
             self._announce_segments()
         slot, memory, start = lease
         arrays = [
             None if part is None else np.ndarray(part[1], part[0], memory, start + offset)
-            for part, offset in zip(parts, offsets, strict=True)
+            for part, offset in zip(layout.parts, layout.offsets, strict=True)
         ]
         return SharedTensors(form, arrays, slot)
 
-    def _make_plan(self, form: Form) -> _Plan:
-        """Compute the place of each tensor of a form; 0 bytes for plain memory."""
-        parts: list[Part | None] = [None if spec is None else (*spec, _tensor_bytes(*spec)) for spec in form]
-        strings = any(part is not None and part[2] < 0 for part in parts)
-        offsets, nbytes = (
-            ([0] * len(parts), 0) if strings else compute_offsets([part[2] if part else 0 for part in parts])
-        )
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        self._plans[form] = parts, offsets, nbytes
-        return self._plans[form]
+    def _make_layout(self, form: Form) -> Layout:
+        """Compute the place of each tensor of a form. With strings it has 0 bytes, and all are plain memory."""
+        if len(self._form_layouts) >= _MAX_LAYOUTS:
+            self._form_layouts.clear()
+        layout = Layout(0, [None if spec is None else (*spec, tensor_bytes(*spec)) for spec in form])
+        self._form_layouts[form] = layout
+        return layout
 
     def put_allocated(self, kind: int, number: int, body: bytes, tensors: SharedTensors) -> None:
         """Put a message with allocated tensors. If put again, they are copied as they then are.
@@ -120,13 +114,3 @@ class ZeroCopyChannel(Channel):
         """Free allocated tensors that were not sent."""
         with self._lock:
             self._wire.discard(tensors)
-
-
-def _tensor_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Return the size of a tensor in bytes; -1 for strings."""
-    if dtype.hasobject:
-        return -1
-    size = dtype.itemsize
-    for dim in shape:
-        size *= dim
-    return size

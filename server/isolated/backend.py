@@ -9,7 +9,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError
@@ -18,7 +18,7 @@ from penstock.server.ipc.arena import WireError
 from penstock.server.ipc.zero_copy import ZeroCopyChannel
 
 from .binding import IsolatedBinding
-from .kinds import BIND, FAILED, NUMBER, READY, STOP, read_failure, read_nodes, read_signature, write_binding
+from .messages import BIND, FAILED, NUMBER, READY, STOP, read_failure, read_nodes, read_signature, write_binding
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +34,7 @@ CLOSE_LIMIT_S = 60.0
 """Longer than the limit for ending a worker plus the time that a large process then takes."""
 
 logger = logging.getLogger("penstock.isolated")
+Ts = TypeVarTuple("Ts")
 
 
 class IsolatedBackend:
@@ -156,7 +157,7 @@ class IsolatedBackend:
         """Kill the worker. Threads: its loop."""
         self._worker.kill(f"{self.label} was killed: {reason}")
 
-    def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
+    def call_soon(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
         """Schedule a call on the worker's loop."""
         self._loop_thread.call_soon(function, *args)
 

@@ -16,7 +16,7 @@ from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError
 from penstock.backends.signature import Signature
 from penstock.server.ipc.arena import WireError
 
-from .kinds import FAILED, RESULT, RUN, read_failure, write_run
+from .messages import FAILED, RESULT, RUN, read_failure, write_run
 
 if TYPE_CHECKING:
     from penstock.server.ipc.zero_copy import Form, SharedTensors, ZeroCopyChannel

@@ -11,17 +11,17 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Backend, Loader
+from penstock.backends.backend import Array, Backend, Binding, Loader, supports_direct_runs
 from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.server.ipc.channel import Channel
 
-from .kinds import FAILED, NUMBER, READY, RESULT, read_binding, read_run, write_backend, write_failure
+from .messages import FAILED, NUMBER, READY, RESULT, read_binding, read_run, write_backend, write_failure
 
 END_S = 0.5
 """How long closing waits for a run that continues."""
@@ -80,9 +80,8 @@ class IsolatedService:
 class BindingThread:
     """One Binding, and the thread that runs the requests from its socket until that is closed.
 
-    A Binding with `run_on(arrays, wanted)`, and `begin`, which clears a stop as `acquire_buffers` does, runs on the
-    received arrays in place; for others they are copied into acquired buffers. A run that is stopped before it begins
-    does not begin: a STOP message may overtake the run.
+    A DirectBinding runs on the received arrays in place; for others they are copied into acquired buffers. A run that
+    is stopped before it begins does not begin: a STOP message may overtake the run.
     Threads: another thread calls `stop`; `_lock` ensures that it stops only the intended run.
     """
 
@@ -90,12 +89,12 @@ class BindingThread:
         self._backend = backend
         self._body = body
         self._channel = Channel(sock)
-        self._binding: Any = None
+        self._binding: Binding | None = None
         self._lock = threading.Lock()
         self._running = self._stopped = 0
         self._thread: threading.Thread | None = None
 
-    def start(self, on_end: Any) -> None:
+    def start(self, on_end: Callable[[], object]) -> None:
         """Start the thread; `on_end` is called when it ends."""
         self._thread = threading.Thread(target=self._main, args=(on_end,), name="binding", daemon=True)
         self._thread.start()
@@ -104,7 +103,7 @@ class BindingThread:
         """Stop the run of that number, whether it is in progress or still to come."""
         with self._lock:
             self._stopped = number
-            if self._running == number:
+            if self._running == number and self._binding is not None:
                 self._binding.stop()
 
     def end(self) -> None:
@@ -113,14 +112,9 @@ class BindingThread:
         if self._thread is not None:
             self._thread.join(END_S)
 
-    def _main(self, on_end: Any) -> None:
+    def _main(self, on_end: Callable[[], object]) -> None:
         try:
-            if self._bind():
-                while True:
-                    for message in self._channel.receive()[::-1]:
-                        _, number, body, arrays, _ = message
-                        del message
-                        self._answer(number, body, arrays)
+            self._serve()
         except (EOFError, OSError):
             pass  # the other side has gone
         finally:
@@ -128,20 +122,24 @@ class BindingThread:
             self._binding = None
             on_end()
 
-    def _bind(self) -> bool:
+    def _serve(self) -> None:
         try:
-            self._binding = self._backend.bind(*read_binding(self._body))
+            binding = self._binding = self._backend.bind(*read_binding(self._body))
         except Exception as error:  # noqa: BLE001 - reported to the caller
             self._channel.send(FAILED, 0, _encode_error(error))
-            return False
+            return
         self._channel.send(READY, 0)
-        return True
+        while True:
+            for message in self._channel.receive()[::-1]:
+                _, number, body, arrays, _ = message
+                del message
+                self._answer(binding, number, body, arrays)
 
-    def _answer(self, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def _answer(self, binding: Binding, number: int, body: bytes, arrays: list[Array | None]) -> None:
         failure = b""
         outputs: list[Array | None] = []
         try:
-            outputs = self._run(number, *read_run(body), arrays)
+            outputs = self._run(binding, number, *read_run(body), arrays)
         except BaseException as error:  # noqa: BLE001 - sys.exit in a runtime fails only its own run
             failure = _encode_error(error)
         arrays.clear()  # the answer also reports the received slots as free
@@ -155,22 +153,23 @@ class BindingThread:
         if failure:
             self._channel.send(FAILED, number, failure)
 
-    def _run(self, number: int, rows: int, wanted: tuple[int, ...], arrays: list[Array | None]) -> list[Array | None]:
-        binding = self._binding
-        run_on = getattr(binding, "run_on", None)
-        if run_on is None:
+    def _run(
+        self, binding: Binding, number: int, rows: int, wanted: tuple[int, ...], arrays: list[Array | None]
+    ) -> list[Array | None]:
+        direct = binding if supports_direct_runs(binding) else None
+        if direct is None:
             shapes = [None if array is None else array.shape for array in arrays]
             for buffer, array in zip(binding.acquire_buffers(rows, shapes), arrays, strict=True):
                 if buffer is not None and array is not None:
                     np.copyto(buffer, array)
         else:
-            binding.begin()  # clear a stop that was meant for the previous run
+            direct.clear_stop()  # clear a stop that was meant for the previous run
         with self._lock:
             if self._stopped == number:
                 raise RunStopped(Code.EXPIRED, "the run was stopped")
             self._running = number
         try:
-            outputs = run_on(arrays, wanted) if run_on is not None else binding.run(wanted)
+            outputs: list[Any] = binding.run(wanted) if direct is None else direct.run_on(arrays, wanted)
         finally:
             with self._lock:
                 self._running = 0

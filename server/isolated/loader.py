@@ -8,7 +8,7 @@ process too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import HARMLESS_LINES, ISOLATED, LOADERS
 from penstock.batching.spec import WorkerSpec
-from penstock.server.workers.order import NotStartedError, Order
+from penstock.server.workers.order import Interpreters, NotStartedError, Order
 from penstock.server.workers.worker import Worker
 
 from .backend import IsolatedBackend
@@ -29,8 +29,6 @@ WORKER_PREFIX = "worker."
 """The prefix of options that describe where the model runs; the others are the runtime's."""
 NAME_OPTION = "worker.name"
 """The option with the model's name, for a path that does not contain it."""
-Interpreters = Callable[[WorkerSpec, str], str]
-"""Returns the Python for a WorkerSpec and a label. Blocks, for minutes if an environment must be built."""
 
 
 def with_isolated(loaders: Mapping[str, Loader], interpreters: Interpreters) -> dict[str, Loader]:
@@ -53,7 +51,7 @@ def _import_path(load: Any) -> str:
 
 
 class OptionalIsolationLoader:
-    """A Loader that loads in the server, or in a worker if the model requests it (APART)."""
+    """A Loader that loads in the server, or in a worker if the model requests it (ISOLATED_OPTION)."""
 
     def __init__(self, local: Loader, isolated: IsolatedLoader) -> None:
         self._local = local

@@ -8,9 +8,10 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class LoopThread:
@@ -45,7 +46,7 @@ class LoopThread:
             self._loop.close()
             self._loop = self._thread = None
 
-    def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
+    def call_soon(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
         """Schedule a call on the loop; does nothing if it has no users."""
         loop = self._loop
         if loop is not None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 Body = bytes | memoryview
 """An answer. What is not bytes is a view of a MappedBuffer."""
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _abandoned: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
 """Set once the answer being encoded is no longer wanted."""
 
@@ -95,7 +96,7 @@ class LargeAnswerEncoder:
         self._threads = ThreadPool(2, "penstock-answer")
         self._json_thread = ThreadPool(1, "penstock-json-answer")
 
-    async def encode(self, json_bytes: int, function: Callable[..., T], *args: Any) -> T:
+    async def encode(self, json_bytes: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a function on a thread that encodes an answer with about `json_bytes` of JSON."""
         executor = self._json_thread if json_bytes >= _LONG_JSON_BYTES else self._threads
         abandoned = threading.Event()
@@ -106,6 +107,6 @@ class LargeAnswerEncoder:
             raise
 
 
-def _call(abandoned: threading.Event, function: Callable[..., T], args: Sequence[Any]) -> T:
+def _call(abandoned: threading.Event, function: Callable[[*Ts], T], args: tuple[*Ts]) -> T:
     _abandoned.set(abandoned)
     return function(*args)

@@ -90,9 +90,8 @@ def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
 
 def make_shared(settings: Settings, service: Service, dialect: Dialect) -> HttpShared:
     """Make the shared state of the connections to a dialect's Service."""
-    shared = HttpShared(service, settings.limits(), uppercase=dialect.names_server)
-    shared.format_error = dialect.error_response
-    return shared
+    limits, format_error = settings.limits(), dialect.error_response
+    return HttpShared(service, limits, uppercase=dialect.names_server, format_error=format_error)
 
 
 def make_listener(

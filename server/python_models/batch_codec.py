@@ -34,9 +34,7 @@ class BatchCodec:
     `context_for` is as in ServerSide.
     """
 
-    def __init__(
-        self, spec: ModelSpec, context_for: Callable[[InferRequest], tuple[str, str]] | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, spec: ModelSpec, context_for: Callable[[InferRequest], tuple[str, str]] | None) -> None:
         signature = spec.signature
         if signature is None:
             raise ValueError("the spec must be completed first")

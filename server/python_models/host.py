@@ -48,7 +48,7 @@ class PythonModelHost:
     ended. A request that is to run again keeps its number. Threads: the event loop's.
     """
 
-    def __init__(self, order: Order, codec: BatchCodec, make_upcalls: MakeUpcalls, limit_s: float = 0.0) -> None:
+    def __init__(self, order: Order, codec: BatchCodec, make_upcalls: MakeUpcalls, limit_s: float) -> None:
         self._order = order
         self._restarting_worker = RestartingWorker(order, self)
         self._codec = codec

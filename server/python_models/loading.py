@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,9 +17,10 @@ import orjson
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.external_models import OpenedVersion, active_groups, complete_external
 from penstock.server.repository.completed_config import complete_config, to_json
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import parse_json
-from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.repository.scan import read_folder
 from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import start_all
 from penstock.server.workers.worker import Worker
@@ -82,12 +84,12 @@ class PythonModels:
         """Start a worker for each of the given Instances, each a group and a name."""
         codec = BatchCodec(spec, self._server.context_for)
         orders = [_make_order(spec, interpreter, instance, None, group) for group, instance in instances]
-        hosts = [PythonModelHost(order, codec, self._upcalls_factory(order), spec.worker.timeout_s) for order in orders]
+        hosts = [
+            PythonModelHost(order, codec, partial(Upcalls, self._server, order.log_fields), spec.worker.timeout_s)
+            for order in orders
+        ]
         await start_all(hosts)
         return OpenedVersion(spec, list(hosts), PYTHON)
-
-    def _upcalls_factory(self, order: Order) -> Any:
-        return lambda worker, requests: Upcalls(worker, self._server, order.log_fields, requests)
 
     async def _complete_config(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Run the model's code to complete its configuration, and read the spec from the result. Raises: InferError."""
@@ -98,7 +100,7 @@ class PythonModels:
             upcalls.on_message(kind, number, body, arrays)
 
         worker = Worker(order, on_message=on_message)
-        upcalls = Upcalls(worker, self._server, order.log_fields)
+        upcalls = Upcalls(self._server, order.log_fields, worker)
         try:
             body, _ = await worker.ready
         except NotStartedError as error:

@@ -52,7 +52,7 @@ LOG = 72
 PAUSE = 73
 """From the server, number: the request's. Its answers arrive faster than they are consumed: hold the next one."""
 RESUME = 74
-"""From the server, number: as HOLD. Resume sending."""
+"""From the server, number: as PAUSE. Resume sending."""
 CHECK_READY = 75
 """From the server, if the model defines `is_ready`: is it ready? One question at a time."""
 READY = 76

@@ -85,7 +85,7 @@ class Upcalls:
     """
 
     def __init__(
-        self, worker: Worker, server: ServerSide, log_fields: Mapping[str, str],
+        self, server: ServerSide, log_fields: Mapping[str, str], worker: Worker,
         find_request: Callable[[int], InferRequest | None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._worker = worker

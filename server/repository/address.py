@@ -43,9 +43,8 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Parse a URL given by a user, including Triton's forms for S3 and Azure.
 
-        `s3://HOST:PORT/BUCKET/PATH` and `s3://https://HOST:PORT/BUCKET/PATH` name the endpoint,
-        `as://ACCOUNT/CONTAINER/
-        PATH` names the account.
+        `s3://HOST:PORT/BUCKET/PATH` and `s3://https://HOST:PORT/BUCKET/PATH` name the endpoint, and
+        `as://ACCOUNT/CONTAINER/PATH` names the account.
         """
         url, options = text, dict[str, Any]()
         if (match := _S3_ENDPOINT.fullmatch(text)) and (match[1] or match[3]):

@@ -25,13 +25,14 @@ from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
 from penstock.server.python_models.source_inspection import lacks_class, may_complete
 
+from .defaults import Defaults
 from .fields.identity import PYTHON
 from .findings import Finding, read_text
 from .libraries import LIBRARIES, OPTION
 from .load_order import sort_by_dependency
 from .parsed_config import OPTIONS
 from .pbtxt import find_mention
-from .scan import Defaults, ModelEntry, scan
+from .scan import ModelEntry, scan
 from .version_report import count, describe_version
 
 _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")

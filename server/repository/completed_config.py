@@ -7,13 +7,13 @@ from typing import Any
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.batching.spec import ModelSpec
+from penstock.server.protobuf import model_config_pb2
 
 from .fields import sequences
 from .fields.identity import BACKEND, PYTHON, TENSORFLOW
 from .fields.instances import group_name
 from .fields.optimization import PARAMETERS, TENSORFLOW_PARAMETERS
 from .parsed_config import OPTIONS
-from .pbtxt import model_config_pb2
 
 _GRAPH_LEVELS = {"basic": -1, "all": 0, "extended": 1, "disabled": 2}
 

@@ -43,7 +43,7 @@ def kernel_lists_gpu() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GpuSources:
-    """The sources that Gpus queries. If `runtime` returns None, `why_none` returns the reason."""
+    """The sources that Gpus queries. If `find_runtime` returns None, `why_none` returns the reason."""
 
     find_runtime: Callable[[], Runtime | None] = find_runtime
     why_none: Callable[[], str] = unavailable_reason

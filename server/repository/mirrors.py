@@ -16,11 +16,12 @@ from penstock.server.settings import Settings
 from penstock.server.threads import StripedLocks
 
 from .address import is_remote
+from .defaults import Defaults
 from .findings import Finding
 from .gpus import Gpus
 from .remote import Remote, RemoteError
 from .repository import Repository
-from .scan import Defaults, ModelEntry, list_names, locate, scan
+from .scan import ModelEntry, list_names, locate, scan
 
 logger = logging.getLogger("penstock.repository")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.json_text import TOO_MANY_VALUES, has_more_values
+from penstock.server.protobuf import model_config_pb2
 
 from .key_checks import NAME_MAX_BYTES, is_file_name
-from .pbtxt import model_config_pb2
 from .penstock_toml import NATIVE_FILE
 from .scan import CONFIG_FILE
 

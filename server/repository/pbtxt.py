@@ -1,6 +1,6 @@
 """config.pbtxt: parses protobuf text into tritonclient's ModelConfig, with the line of each field.
 
-Used by scan.py and completed_config.py, the only other modules that use protobuf.
+Used by scan.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from penstock.server.protobuf import model_config_pb2
 
 from .findings import Finding, MistakeError, read_text
 
-__all__ = ["field_lines", "find_mention", "model_config_pb2", "parse", "parse_json"]
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
 _QUOTED_ENUM = re.compile(r"has no value named (\"\w+\"|'\w+')\.$")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")

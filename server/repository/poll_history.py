@@ -27,16 +27,16 @@ class PollHistory:
         self._fingerprints = fingerprints
 
     def record_poll(self, fingerprints: Mapping[str, bytes]) -> list[str]:
-        """Record a poll, and log newly restless models once. Returns: the models unchanged since the previous poll."""
+        """Record a poll, and log newly unstable models once. Returns: the models unchanged since the previous poll."""
         previous, self._fingerprints = self._fingerprints, fingerprints
         changes = {
             name: self._change_counts.get(name, 0) + 1
             for name in fingerprints
             if previous.get(name) != fingerprints[name]
         }
-        restless = {name for name, count in changes.items() if count >= UNSTABLE_POLLS}
-        for name in sorted(restless - self.unstable):
+        unstable = {name for name, count in changes.items() if count >= UNSTABLE_POLLS}
+        for name in sorted(unstable - self.unstable):
             text = "model %s: its files have changed at each of the last %d polls; it is loaded once two polls agree"
             logger.warning(text, name, UNSTABLE_POLLS, extra={"model": name})
-        self._change_counts, self.unstable = changes, restless
+        self._change_counts, self.unstable = changes, unstable
         return [name for name in fingerprints if name not in changes]

@@ -69,11 +69,11 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self._depot = Depot(url)
-        self._home, self._home_problem = make_copy_folder(url)
+        self._copy_folder, self._folder_problem = make_copy_folder(url)
         # also removes it if a failed start never calls close
-        self._remove_home = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._copy_folder, ignore_errors=True)
         name = self.address.redacted.rpartition("/")[2]
-        self.root = self._home / (name if is_component(name) and not name.startswith(".") else "models")
+        self.root = self._copy_folder / (name if is_component(name) and not name.startswith(".") else "models")
         self.root.mkdir()
         self._callback: Any = None
         self._stamps: dict[str, str] = {}
@@ -97,8 +97,8 @@ class Remote:
                 raise RemoteError(f"{self.address}: remote repositories require fsspec: {INSTALL}") from None
             if self.address.url.startswith("http") and "?" in self.address.url:
                 raise RemoteError(f"{self.address}: a URL with a query names one file, not the folder of a repository")
-            if self._home_problem:
-                raise RemoteError(f"{self.address}: {self._home_problem}")
+            if self._folder_problem:
+                raise RemoteError(f"{self.address}: {self._folder_problem}")
             self._depot.connect()
             self._callback = Callback(hooks={"closed": lambda *_, **__: self._check_open()})
             if CONFIG_FILE in self._depot.call(lambda: self._list_folder("")):
@@ -108,7 +108,7 @@ class Remote:
     def close(self) -> None:
         """Remove the copy. Copying that is in progress ends with RemoteError."""
         self._closed.set()
-        self._remove_home()
+        self._remove_folder()
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Remote:
             except (FileNotFoundError, NotADirectoryError):
                 self._remove(name)
                 return
-            with tempfile.TemporaryDirectory(dir=self._home) as staging:
+            with tempfile.TemporaryDirectory(dir=self._copy_folder) as staging:
                 self._install(name, found, self._fetch(found, Path(staging)))
 
     def _try_refresh(self, name: str) -> str:

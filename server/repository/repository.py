@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock.batching.model import Model
+from penstock.server.protobuf import model_config_pb2
 
 from .changes import fingerprint_files, with_instance_groups
 from .completed_config import complete_config, to_json
+from .defaults import Defaults
 from .findings import DUPLICATE, Finding
 from .names import is_single
-from .pbtxt import model_config_pb2, parse_json
-from .scan import Defaults, ModelEntry, list_names, locate, read_folder, read_model, scan
+from .pbtxt import parse_json
+from .scan import ModelEntry, list_names, locate, read_folder, read_model, scan
 from .states import ModelRecord, ModelState
 
 logger = logging.getLogger("penstock.repository")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.batching.spec import ModelSpec
+from penstock.server.protobuf import model_config_pb2
 
 from . import isolated, placing, python, tensorflow
 from .defaults import Defaults
@@ -32,11 +33,9 @@ from .names import (
     version_folder_text,
 )
 from .parsed_config import ParsedConfig, make_spec, merge
-from .pbtxt import model_config_pb2, parse
+from .pbtxt import parse
 from .penstock_toml import NATIVE_FILE, read_toml
 from .versions import VERSION, choose_versions, list_versions, locate_version, set_policy
-
-__all__ = ["CONFIG_FILE", "Defaults", "ModelEntry", "list_names", "locate", "read_folder", "read_model", "scan"]
 
 CONFIG_FILE = "config.pbtxt"
 
@@ -70,7 +69,7 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[ModelEntry], l
     """
     entries: list[ModelEntry] = []
     findings: list[Finding] = []
-    for path in {path.resolve(): path.absolute() for path in paths}.values():
+    for path in _distinct(paths):
         try:
             if is_single(path):
                 found, general = _read_single(path, defaults)
@@ -85,13 +84,16 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[ModelEntry], l
     return _merge_duplicates(entries), findings
 
 
+def _distinct(paths: Iterable[Path]) -> Iterable[Path]:
+    """Return the paths as absolute ones; of those that lead to the same place, only one."""
+    return {path.resolve(): path.absolute() for path in paths}.values()
+
+
 def locate(paths: Iterable[Path], name: str) -> list[Path]:
     """Find the folders and files that a scan would take for the model `name`. More than one is a mistake."""
     found: list[Path] = []
-    candidates = [
-        path for path in paths if path.suffix != ".onnx" or name in {path.stem, path.name}
-    ]  # not all for each
-    for path in {path.resolve(): path.absolute() for path in candidates}.values():
+    # resolving every path for each of hundreds of single models would take long
+    for path in _distinct(path for path in paths if path.suffix != ".onnx" or name in {path.stem, path.name}):
         folder = path / name
         if is_single(path):
             found += [path] if model_name(path) == name else []
@@ -107,7 +109,7 @@ def list_names(paths: Iterable[Path], unreadable: dict[Path, str] | None = None)
     """
     names: list[str] = []
     unreadable = {} if unreadable is None else unreadable
-    for path in {path.resolve(): path.absolute() for path in paths}.values():
+    for path in _distinct(paths):
         try:
             if is_single(path):
                 names.append(model_name(path))

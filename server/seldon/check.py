@@ -64,7 +64,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
     if name not in names and not names & {"*", "__getattr__"}:
         return [Finding(module, f"has no class {name}")]
     if lacks_methods(module, name):
-        text = f"{name} has none of a component's methods: calls of predict are answered with an empty array"
+        text = f"{name} has none of a component's methods: predict returns an empty array"
         return [Finding(module, text, is_mistake=False)]
     return []
 

@@ -43,7 +43,7 @@ _LEVEL_NUMBERS = {
 }
 _EPILOG = "Every flag of `penstock serve` is accepted too; --batching means --seldon-batching. See docs/seldon.md."
 _ALIASES = {"--batching": "--seldon-batching"}
-_THREADS_REASON = "calls of one process run one after another; --workers has more of them"
+_THREADS_REASON = "a process runs one call at a time; --workers starts more processes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _parser(variables: _Environment) -> argparse.ArgumentParser:
         ("--threads", "GUNICORN_THREADS", 1, "has no effect"),
         ("--max-requests", "GUNICORN_MAX_REQUESTS", 0, "calls after which a process is replaced"),
         ("--max-requests-jitter", "GUNICORN_MAX_REQUESTS_JITTER", 0, "maximum random number of calls added to that"),
-        ("--keepalive", "GUNICORN_KEEPALIVE", KEEPALIVE_S, "seconds that a connection may be idle, if given"),
+        ("--keepalive", "GUNICORN_KEEPALIVE", KEEPALIVE_S, "maximum idle time of a connection, in seconds"),
         ("--single-threaded", "FLASK_SINGLE_THREADED", 0, "has no effect"),
         ("--http-port", "PREDICTIVE_UNIT_HTTP_SERVICE_PORT", 9000, "port of REST"),
         ("--grpc-port", "PREDICTIVE_UNIT_GRPC_SERVICE_PORT", 5000, "port of gRPC"),
@@ -213,9 +213,9 @@ def _notes(given: argparse.Namespace) -> Iterator[str]:
     if given.threads > 1 and not given.single_threaded:
         yield f"--threads has no effect: {_THREADS_REASON}"
     if int(given.grpc_workers) > 1 or int(given.grpc_threads) > 1:
-        yield "--grpc-workers and --grpc-threads have no effect but for 0: gRPC and REST share the --workers"
+        yield "--grpc-workers and --grpc-threads have no effect, except 0: gRPC and REST share the --workers"
     if given.tracing:
-        yield "--tracing and JAEGER_* have no effect: --trace-config says where traces go (docs/tracing.md)"
+        yield "--tracing and JAEGER_* have no effect: use --trace-config instead (docs/tracing.md)"
     if given.persistence:
         yield "Persistence: ignored, persistence is deprecated"
 

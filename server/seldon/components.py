@@ -14,9 +14,9 @@ from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Worker
 from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.repository.address import is_remote
 from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 from . import parameters
@@ -100,7 +100,7 @@ class Components:
         found = []
         if not self.component:
             candidates = [f"{name}.py" for name in component_modules(self.folder)]
-            text = _UNKNOWN_COMPONENT + (f"; here are {', '.join(candidates)}" if candidates else "")
+            text = _UNKNOWN_COMPONENT + (f"; found: {', '.join(candidates)}" if candidates else "")
             found.append(Finding(self.path, text))
             found += [Finding(path, error.msg, error.lineno or 0) for path, error in syntax_errors(self.folder).items()]
         try:
@@ -172,7 +172,7 @@ def _log_level(settings: Settings) -> str:
 class ComponentRepository(CarriedRepository):
     """The component as the only model of a repository, named after its class."""
 
-    unconfigurable = "its class defines it"
+    unconfigurable = "it is in the class"
 
     def __init__(self, components: Components, defaults: Defaults) -> None:
         super().__init__(components.path, defaults)

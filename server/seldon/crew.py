@@ -111,13 +111,13 @@ class SeldonSlot(WorkerSlot):
     @property
     def _tensors(self) -> TensorCodec:
         if self._crew.tensors is None:
-            raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not take tensors")
+            raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not accept tensors")
         return self._crew.tensors
 
     @property
     def _sharing(self) -> Sharing:
         if self._crew.sharing is None:
-            raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not share batches")
+            raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not run batches")
         return self._crew.sharing
 
     def _end_batch(

@@ -23,6 +23,7 @@ from .service import SeldonService
 
 if TYPE_CHECKING:
     from penstock.server.grpc.method import Method
+    from penstock.server.http.head import HttpError
     from penstock.server.settings import Settings
 
 
@@ -50,9 +51,9 @@ class Seldon(Dialect):
         report = check_components(self.settings)
         return str(report), report.exit_status
 
-    def error_body(self, text: str) -> bytes:
-        """Encode the body of the answer to a malformed request."""
-        return pages.failure(text)
+    def error_response(self, error: HttpError) -> tuple[int, bytes, bytes]:
+        """Return the status, content type and body of the answer to a malformed request."""
+        return error.status, b"application/json", pages.failure(error.text)
 
     def service(self, parts: DialectParts) -> SeldonService | GraphService:
         """Make the Service of the HTTP port."""

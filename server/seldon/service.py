@@ -97,7 +97,7 @@ class SeldonClaim:
         self.request_id = header.get(b"x-request-id", b"").decode("latin-1")[:128]
 
 
-class SeldonService(CarryingService):
+class SeldonService(CarryingService[SeldonClaim]):
     """Answers for the one component of a server, which `current` finds.
 
     Threads: the event loop's, except that large bodies are decoded on others.
@@ -130,21 +130,22 @@ class SeldonService(CarryingService):
         self.restricted.require(category, head.header)
         return claim
 
-    def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
+    def answer(self, connection: FastLane, claim: SeldonClaim, body: bytes) -> None:
         """Answer a request, or send it to the component."""
-        if claim.lookup is None:
+        endpoint = claim.purpose
+        if claim.lookup is None or not isinstance(endpoint, Endpoint):
             self._answer_page(connection, claim)
         elif claim.coding or (self._current.sharing is not None and len(body) >= LARGE_BYTES):
-            connection.task = connection.loop.create_task(self._send_call_in_task(connection, claim, body))
+            connection.task = connection.loop.create_task(self._send_call_in_task(connection, claim, endpoint, body))
         else:
-            self._send_call(connection, claim, claim.purpose, body)
+            self._send_call(connection, claim, endpoint, body)
 
-    def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
+    def answer_failure(self, connection: FastLane, claim: SeldonClaim, error: InferError) -> None:
         """Answer with an error of the server's own."""
         status, body = pages.error_answer(error)
         connection.answer(status, body, JSON, claim.header_lines + (retry_after_line(error) if status == 503 else b""))
 
-    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: SeldonClaim, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
         return internal_error(error, self._current.name(), claim.request_id)
 
@@ -163,13 +164,14 @@ class SeldonService(CarryingService):
             call = SeldonCall(model, endpoint, PayloadKind.JSON, body, self)
         self.submit(connection, call)
 
-    async def _send_call_in_task(self, connection: FastLane, claim: SeldonClaim, body: bytes) -> None:
+    async def _send_call_in_task(
+        self, connection: FastLane, claim: SeldonClaim, endpoint: Endpoint, body: bytes
+    ) -> None:
         """Send a call that takes more than one step.
 
         A compressed body is decompressed, which the original never did. A large body that may share a batch is decoded
         on a thread.
         """
-        endpoint: Endpoint = claim.purpose  # type: ignore[assignment]
         try:
             if claim.coding and body.startswith(_MAGIC[claim.coding]):
                 body = await read_compressed(body, claim.coding, self._limits, bytes)
@@ -190,7 +192,7 @@ class SeldonService(CarryingService):
         finally:
             clear_task(connection)
 
-    def answer_call(self, connection: FastLane, claim: Any, call: SeldonCall) -> None:
+    def answer_call(self, connection: FastLane, claim: SeldonClaim, call: SeldonCall) -> None:
         """Send the component's answer, and count the metrics it reported."""
         status, metrics, own_lines, body = read_answer(call.reply)
         content_type, extra = JSON, claim.header_lines

@@ -98,7 +98,7 @@ class TensorCodec:
             if array is None:
                 problem = problem or f"the answer lacks the requested output '{spec.name}'"
             elif array.dtype != spec.type.dtype:
-                problem = problem or f"output '{spec.name}' has other values than {spec.datatype}"
+                problem = problem or f"output '{spec.name}' has {array.dtype} values, not {spec.datatype}"
         if problem or parameters:
             return CustomOutputs(outputs, parameters or {}, problem and f"model '{self._model}': {problem}")
         return outputs

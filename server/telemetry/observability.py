@@ -50,7 +50,7 @@ class Observability:
             importlib.import_module("penstock.server.tracing.otlp")
         self._tracer = Tracer(config, engine, open_sink)
         self.context_for = self._tracer.context_for
-        self.traces = TraceSettings(config, self._tracer, engine)
+        self.traces = TraceSettings(config, self._tracer, engine.model)
         self.logging = LogSettings(settings)
         self.http_restricted = RestrictedApis.parse(settings.http_restricted_api)
         self.grpc_restricted = RestrictedApis.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
@@ -78,13 +78,10 @@ def make_metrics(
         port = tuple(ports())[position]
         return port.connections if port else 0
 
-    names = ("penstock_connections", "penstock_grpc_connections")
-    connections = {name: partial(count, position) for position, name in enumerate(names)}
-    all_counts = connections | dict(counts)
+    connections = {"penstock_connections": partial(count, 0), "penstock_grpc_connections": partial(count, 1)}
     device_usage = DeviceTimes(engine.models, labels_of).read
-    return Metrics(
-        engine, Hardware(plan=plan, device_usage=device_usage), parse_metrics(settings.metrics_config), all_counts
-    )
+    hardware = Hardware(plan=plan, device_usage=device_usage)
+    return Metrics(engine, hardware, parse_metrics(settings.metrics_config), {**connections, **counts})
 
 
 def open_sink(config: TraceConfig) -> TraceSink:

@@ -65,7 +65,8 @@ def caller_of(request: InferRequest) -> InferRequest | None:
     """Return the request for which an ensemble or user code made this one; None if it is a client's own."""
     if type(request.context) is Passage:
         return request.context.parent
-    return getattr(request, "caller", None)
+    caller: InferRequest | None = getattr(request, "caller", None)
+    return caller
 
 
 def root_of(request: InferRequest) -> InferRequest:
@@ -76,7 +77,7 @@ def root_of(request: InferRequest) -> InferRequest:
 
 
 def node_of(request: InferRequest) -> SpanNode:
-    """Return the Mark of a step whose root is chosen, or of the root."""
+    """Return the SpanNode of a step whose root is chosen, or of the root."""
     try:
         node: SpanNode = request.traced
     except AttributeError:

@@ -49,27 +49,25 @@ class ReadsRepository(Protocol):
     def index(self, ready: bool) -> list[dict[str, Any]]: ...
 
 
-def control_routes(
-    engine: FindsModels, repository: ReadsRepository, metrics: Metrics, health: Health, *, name: str = "triton"
-) -> tuple[Route, ...]:
-    """Return the endpoints."""
-    control = _Control(engine, repository, metrics, health)
-    version = importlib.metadata.version("penstock")
-    control.server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
-    return (*control.server_routes(), *control.model_routes())
+class ControlEndpoints:
+    """The endpoints. `name` is the server's."""
 
-
-class _Control:
-    """The endpoints."""
-
-    def __init__(self, engine: FindsModels, repository: ReadsRepository, metrics: Metrics, health: Health) -> None:
+    def __init__(
+        self, engine: FindsModels, repository: ReadsRepository, metrics: Metrics, health: Health, *,
+        name: str = "triton",
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._repository = repository
         self._metrics = metrics
         self._health = health
-        self.server = b""
+        version = importlib.metadata.version("penstock")
+        self._server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
 
-    def server_routes(self) -> tuple[Route, ...]:
+    def routes(self) -> tuple[Route, ...]:
+        """Return the endpoints."""
+        return (*self._server_routes(), *self._model_routes())
+
+    def _server_routes(self) -> tuple[Route, ...]:
         return (
             Route("GET", ("/v2",), self.metadata, "Server metadata", openapi.SERVER),
             Route("GET", ("/v2/health/live",), self.live, "Whether the server runs", errors=(503,)),
@@ -78,7 +76,7 @@ class _Control:
             Route("GET", ("/metrics",), self.metrics, "Metrics", {"type": "string"}, content_type=METRICS_TYPE),
         )  # fmt: skip
 
-    def model_routes(self) -> tuple[Route, ...]:
+    def _model_routes(self) -> tuple[Route, ...]:
         model = "/v2/models/{model}"
         version = model + "/versions/{version}"
         return (
@@ -107,7 +105,7 @@ class _Control:
         )  # fmt: skip
 
     async def metadata(self, request: Request) -> Response:
-        return Response(self.server, media_type=JSON)
+        return Response(self._server, media_type=JSON)
 
     async def live(self, request: Request) -> Response:
         self._reject_when_draining()

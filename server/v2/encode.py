@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped_buffer import MappedBuffer
 
-from .call_parameters import BINARY
-from .finish import Finished, finish, finish_all, goes_to_leases, store_all
+from .call_parameters import BINARY, PerOutputPlan
+from .finish import Finished, finish, finish_all, store_all
 from .tensors import json_pieces, json_writer, to_binary, to_json
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped_buffer import Body
 
-    from .call_parameters import OutputMode, PerOutputPlan, Plan
+    from .call_parameters import OutputMode, Plan
 
 _MAX_CACHED_PREFIXES = 256
 _LARGE_BYTES = 64 << 10
@@ -219,7 +220,7 @@ def encode_outputs(encoder: Encoder, request: InferRequest, plan: Plan, *, large
     `large`: on a thread. Returns: as `encode_mixed`, or mapped. Raises: as `encode_mixed`.
     """
     outputs: Any = request.outputs or []
-    if goes_to_leases(plan, outputs):
+    if type(plan) is PerOutputPlan and plan.all_shared and type(outputs) is not CustomOutputs:
         return encoder.store_and_encode(request, plan), 0
     finished = finish_all(request.model, request.output_positions, plan, outputs)
     encode = encoder.encode_mapped if large else encoder.encode_finished

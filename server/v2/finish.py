@@ -6,7 +6,7 @@ with and without hooks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -70,11 +70,6 @@ def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequenc
     finally:
         if isinstance(plan, PerOutputPlan):
             plan.release()
-
-
-def goes_to_leases(plan: Plan, outputs: Sequence[Any]) -> TypeGuard[PerOutputPlan]:
-    """Return whether all outputs go into shared memory as the signature describes them: `store_all` finishes them."""
-    return type(plan) is PerOutputPlan and plan.all_shared and type(outputs) is not CustomOutputs
 
 
 def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ...], ...]:

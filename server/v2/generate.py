@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
 import orjson
 from starlette.requests import Request
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.server.http.uvicorn_answers import BodyParts
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 logger = logging.getLogger("penstock.server")
 
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -252,7 +253,7 @@ def _is_large(outputs: Mapping[str, Array]) -> bool:
     return sum([array.nbytes for array in outputs.values()]) >= _LARGE_BYTES
 
 
-async def _on_thread(write: Callable[..., bytes], *args: Any) -> bytes:
+async def _on_thread(write: Callable[[*Ts], bytes], *args: *Ts) -> bytes:
     return await asyncio.get_running_loop().run_in_executor(None, write, *args)
 
 

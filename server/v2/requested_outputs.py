@@ -1,7 +1,7 @@
-"""Wanted: which outputs a call requests, the model's and those that only its hooks return, and which it is sent.
+"""Requested outputs: which outputs a call requests, the model's and those that only its hooks return, and gets.
 
-`outputs` parses them before the run, for both transports. Requests of Python models to other models follow the same
-rule, and get only the outputs they name. Texts are Triton's.
+`parse_outputs` parses them before the run, for both transports. Requests of Python models to other models follow the
+same rule, and get only the outputs they name. Texts are Triton's.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def select_outputs(request: InferRequest, plan: Plan, outputs: Mapping[str, Arra
     except InferError as error:
         raise prefix_with_id(request.id, error) from None
     modes = modes_of(plan, len(request.output_positions))
-    # without named outputs, `wanted` is the model's own tuple; an equal tuple names each output, unless it is empty
+    # without named outputs, the positions are the model's own tuple; an equal one names each output, unless it is empty
     if hook_outputs or request.output_positions is not model.all_outputs:
         names = [model.signature.outputs[position].name for position in request.output_positions]
         requested = {**dict(zip(names, modes, strict=True)), **hook_outputs}

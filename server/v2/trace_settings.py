@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,22 +36,17 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-class FindsModel(Protocol):
-    """The part of the Engine used here."""
-
-    def model(self, name: str, version: str = "") -> Any: ...
-
-
 class TraceSettings:
     """Which requests are traced: global settings, and models with settings of their own.
 
-    A setting not set for a model falls back to the global one, which falls back to the flags.
+    A setting not set for a model falls back to the global one, which falls back to the flags. `find_model` raises
+    InferError for a name that is not served.
     """
 
-    def __init__(self, config: TraceConfig, tracer: Tracer, models: FindsModel) -> None:
+    def __init__(self, config: TraceConfig, tracer: Tracer, find_model: Callable[[str], object]) -> None:
         self._config = config
         self._tracer = tracer
-        self._models = models
+        self._find_model = find_model
         self._overrides: dict[str, set[str]] = {}
         self.on_change: Callable[[str, Mapping[str, Any]], None] = lambda _model, _changes: None
         """Called after each update."""
@@ -117,7 +112,7 @@ class TraceSettings:
     def _check_model(self, model: str) -> None:
         if model:
             try:
-                self._models.model(model)
+                self._find_model(model)
             except InferError:
                 raise InferError(Code.INVALID, f"Request for unknown model : {model}") from None
 

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.spec import WorkerSpec
 
+Interpreters = Callable[[WorkerSpec, str], str]
+"""Returns the Python for a WorkerSpec and a label. Blocks, for minutes if an environment must be built."""
 STARTED = "workers_started"
 ENDED = "workers_ended_"
 END_REASONS = ("exit", "signal", "time", "memory", "stopped", "silent", "open", "killed")

@@ -277,7 +277,7 @@ class Worker:
     def _on_disconnect(self, reason: str) -> None:
         if self._exit_status is not None:
             self._finish()
-        elif self._calls or not self._stopping:  # after CLOSE, the time that _look allows applies
+        elif self._calls or not self._stopping:  # after CLOSE, the time that `_next_check_in_s` allows applies
             self.serving = False
             self._disconnect_timer = self._loop.call_later(EXIT_GRACE_S, self._kill_unreachable, reason)
 

@@ -52,7 +52,7 @@ _UNCLEAN = ["two-slashes", "two-slashes-within", "dots", "dot", "dots-last"]
 _POISONED = ["metadata-bytes", "metadata-bytes-key", "metadata-numpy", "metadata-tuple-key"]
 _POISONED += ["status-bytes", "status-complex", "status-decimal", "status-object"]
 _LIKE_ANY = _answered(_bodies("paths")["any"].replace("foo=bar&baz=qux", "x"), content_type="application/json")
-_NOWHERE = _failed("the form cannot be read: its boundary is nowhere in it", 400)
+_NOWHERE = _failed("the form cannot be read: it does not contain its boundary", 400)
 
 STRICT: dict[str, Otherwise] = {
     **_of("replies", _GO, {

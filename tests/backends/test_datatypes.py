@@ -16,7 +16,7 @@ from penstock.backends.datatypes import (
     fp32_to_bf16,
     parse_bytes_elements,
 )
-from penstock.server.repository.pbtxt import model_config_pb2
+from penstock.server.protobuf import model_config_pb2
 
 CONFIG_NAMES = set(model_config_pb2().DataType.keys())
 

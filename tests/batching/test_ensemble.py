@@ -836,6 +836,31 @@ class TestRefusedConfigurations:
             with pytest.raises(InferError, match="in ensemble e, model hooked has hooks"):
                 await kept.engine.load(ensemble_spec("e", "in", "out", step("hooked", "x=in", "y=out")))
 
+    @pytest.mark.parametrize(
+        ("said", "text"),
+        [
+            ({"cached": True}, "Response Cache does not currently support ensemble e: step many is decoupled"),
+            ({"hooks": HookSpec(Path("hooks.py"))}, "ensemble e cannot have hooks: its step many is decoupled"),
+        ],
+    )
+    async def test_a_decoupled_step_excludes_a_cache_and_hooks(self, said: dict[str, Any], text: str) -> None:
+        async with served() as kept:
+            await kept.serve("many", double, decoupled=True)
+            with pytest.raises(InferError) as refused:
+                await kept.engine.load(ensemble_spec("e", "in", "out", step("many", "x=in", "y=out"), **said))
+
+            assert refused.value.message == text
+
+    async def test_a_step_with_sequences_excludes_a_cache(self) -> None:
+        async with served() as kept:
+            await kept.engine.load(replace(kept.spec("talk", double), sequence=SequenceSpec()))
+            with pytest.raises(InferError) as refused:
+                await kept.engine.load(ensemble_spec("e", "in", "out", step("talk", "x=in", "y=out"), cached=True))
+
+            assert (
+                refused.value.message == "Response Cache does not currently support ensemble e: step talk has sequences"
+            )
+
     async def test_an_optional_ensemble_input_may_feed_only_optional_inputs(self) -> None:
         takes = (*tensors("in"), TensorSpec("more", "FP32", (4,), optional=True))
         async with served() as kept:

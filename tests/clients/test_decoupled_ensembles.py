@@ -22,7 +22,7 @@ from tests.backends.onnx_models import node
 from tests.clients import models
 from tests.clients.ensembles import Pairs, step, write_ensemble
 from tests.live import Live, live_server
-from tests.server.fronts.living import live_front
+from tests.server.fronts.live_fronts import live_front
 from tests.server.python_models.inside_stage import MODELS
 
 pytestmark = pytest.mark.slow

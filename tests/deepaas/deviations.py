@@ -233,7 +233,7 @@ _WRITTEN = "texts and bytes are stored, as other results are"
 _REPLACED = "a model that is named and cannot be served is not replaced by the built-in one"
 _WRONG = "a wrong command line fails"
 _NO_LIST = (
-    "deepaas-cli predict: error: argument --list: '[1' is no list or dict as Python writes it: '[' was never closed "
+    "deepaas-cli predict: error: argument --list: '[1' is not a Python list or dict: '[' was never closed "
     "(<unknown>, line 1)"
 )
 _STARTED = {"serves": ["m"]}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from penstock.perf.ensemble import CHAIN, FIRST, PAIR, SECOND, STEPS, Sides, call, write
 from penstock.perf.load import Load
-from penstock.server.repository.scan import Defaults, scan
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.scan import scan
 
 
 def load(cpu_us: float = 0.0, p50_ms: float = 0.0, refused: int = 0) -> Load:

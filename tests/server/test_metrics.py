@@ -34,7 +34,7 @@ from penstock.server.telemetry.metrics import MAX_SHOWN_KEYS, Metrics
 from penstock.server.telemetry.page import make_metrics_app
 from tests.fakes import fake_model
 from tests.live import live_server
-from tests.server.fronts.living import live_front
+from tests.server.fronts.live_fronts import live_front
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 SAMPLE = re.compile(r'([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (-?\d+(?:\.\d+)?)')

@@ -20,7 +20,7 @@ from penstock.server.listening.acceptor import Acceptor
 from penstock.server.listening.tally import Tally
 from tests.fakes import PATIENCE_S, FakeBackend, fake_loader
 from tests.live import Live, live_server
-from tests.server.fronts.living import live_front
+from tests.server.fronts.live_fronts import live_front
 from tests.server.http.lane import App, Lane, Own, request, run, turns
 from tests.server.http2.wire import HOLD, Wire, message_of, payload
 

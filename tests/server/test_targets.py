@@ -87,7 +87,7 @@ class TestHttp:
     def test_a_request_that_would_be_late_is_rejected_before_its_body_is_decoded(self, size: int) -> None:
         async def main() -> None:
             http = Served()
-            http.engine.loaded = targeted()
+            http.engine.loaded = [targeted()]
             await http.fed(request(PATH, BODY))
             http.engine.let_go()
             http.transport.written.clear()

@@ -82,7 +82,7 @@ def tracer_with(*entries: str) -> tuple[Tracer, Kept, FakeEngine]:
 def settings_with(*entries: str) -> tuple[TraceSettings, Tracer]:
     config, engine = parse(entries), FakeEngine("m", "n")
     tracer = Tracer(config, engine, lambda config: Kept())
-    return TraceSettings(config, tracer, engine), tracer
+    return TraceSettings(config, tracer, engine.model), tracer
 
 
 def traced(tracer: Tracer, kept: Kept, model: Model, batches: Sequence[int]) -> list[str]:

@@ -21,7 +21,7 @@ from penstock.batching.registry import STOPPING_MESSAGE
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
 from tests.live import Live, live_server
-from tests.server.fronts.living import LiveFronts, live_front
+from tests.server.fronts.live_fronts import LiveFronts, live_front
 from tests.server.test_serve import BODY, Gate, wait_until_turned_away, write_models
 
 pytestmark = pytest.mark.slow

@@ -26,7 +26,7 @@ from penstock.server.listening.unread_answers import UnreadAnswers
 from tests.fakes import FakeBackend, fake_loader
 from tests.keys import certificate
 from tests.live import Live, live_server
-from tests.server.fronts.living import live_front
+from tests.server.fronts.live_fronts import live_front
 from tests.server.http2.wire import REQUEST, FakeLoop, message_of, payload
 
 MIB = 1 << 20

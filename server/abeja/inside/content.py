@@ -89,7 +89,7 @@ class ContentEncoder:
             return float(value)
         if isinstance(value, np.bool_) and not self._strict:
             return bool(value)
-        raise TypeError(f"a content of type {type(value).__name__} cannot be written as JSON")
+        raise TypeError(f"content of type {type(value).__name__} cannot be written as JSON")
 
 
 class _CsvFile:

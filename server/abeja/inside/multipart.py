@@ -61,7 +61,7 @@ def _find_first_part(body: bytes, delimiter: bytes) -> tuple[int | None, bytes]:
             if after.startswith(b"--") and after[2:].lstrip(b" \t") in (b"", b"\r\n"):
                 return None, b""
         position = end
-    raise _form_error("its boundary is nowhere in it")
+    raise _form_error("it does not contain its boundary")
 
 
 def _find_next_part(body: bytes, position: int, delimiter: bytes, newline: bytes) -> int | None:

@@ -133,7 +133,7 @@ def content_answer(value: Any, content_type: str) -> bytes:
     Raises: TypeError for a value without content; OSError for a missing file; ValueError for an invalid content type.
     """
     if not content_type.isprintable():
-        raise ValueError(f"{content_type!r} is no content type")
+        raise ValueError(f"{content_type!r} is not a content type")
     lines = []
     if isinstance(value, io.BufferedReader):
         # reopened by name, as in the original: earlier reads, or that it is closed, do not matter

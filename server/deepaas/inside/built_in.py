@@ -6,7 +6,7 @@ import base64
 import time
 from typing import Any
 
-from marshmallow import fields, validate
+from marshmallow import Schema, fields, validate
 
 _PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
@@ -19,7 +19,8 @@ class BuiltIn:
 
     schema = {  # noqa: RUF012 - as users write it
         "date": fields.Date(),
-        "labels": fields.List(fields.Nested({"label": fields.Str(), "probability": fields.Float()})),
+        # a class: `Nested` takes dicts only since marshmallow 3.15
+        "labels": fields.List(fields.Nested(Schema.from_dict({"label": fields.Str(), "probability": fields.Float()}))),
         "data": fields.Str(),
     }
 
@@ -28,7 +29,7 @@ class BuiltIn:
         return {
             "id": "0",
             "name": "deepaas-test",
-            "description": "This is not a model: it stands here because no other was found, and the API can be tried.",
+            "description": "This is not a model but a placeholder, for trying the API: no model was found.",
             "author": "Alvaro Lopez Garcia",
             "version": "0.0.1",
             "url": "https://github.com/indigo-dc/DEEPaaS/",

@@ -107,7 +107,7 @@ class Describer:
         self._names[key] = name
         definition: dict[str, Any] = {"type": "object", "properties": {}}
         self._definitions[name] = definition
-        for own, field in schema.fields.items():
+        for own, field in _ordered_fields(schema).items():
             definition["properties"][field.data_key or own] = self.describe_field(field)
             if field.required and not schema.partial:
                 definition.setdefault("required", []).append(field.data_key or own)
@@ -128,6 +128,13 @@ class Describer:
                     found[name] = self._definitions[name]
                     pending.append(found[name])
         return found
+
+
+def _ordered_fields(schema: Any) -> dict[str, Any]:
+    """Return a Schema's fields, in order. Before 3.26, marshmallow has them in any order: in that of declaration."""
+    if schema.set_class is not set:
+        return dict(schema.fields)
+    return {name: schema.fields[name] for name in [*schema.declared_fields, *schema.fields] if name in schema.fields}
 
 
 def _is_a(field: Any, name: str) -> bool:

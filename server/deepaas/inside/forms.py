@@ -35,7 +35,7 @@ def parameters_of(header: str) -> dict[str, str]:
 def decode(raw: bytes | memoryview, charset: str) -> str:
     """Decode a text. Raises: LookupError for a charset that is unknown or takes quadratic time; ValueError."""
     if codecs.lookup(charset).name == "punycode":
-        raise LookupError(f"no text is sent as {charset}")
+        raise LookupError(f"not a text charset: {charset}")
     return str(raw, charset)
 
 

@@ -50,7 +50,7 @@ class WrappedModel:
             log(error)
             declared = {}
         if not isinstance(declared, dict):
-            raise TypeError(f"{name} gives {type(declared).__name__}, not a dict of fields")
+            raise TypeError(f"{name} returned {type(declared).__name__}, not a dict of fields")
         return declared
 
     def warm(self) -> None:

@@ -62,7 +62,7 @@ def _read(body: bytes, start: int, line: bytes) -> Form:
         headers, content = _read_headers(body, content)
         end = body.find(b"\r\n" + line, max(content - 2, start))  # an empty part may share its CRLF with the boundary
         if end < 0:
-            raise MalformedFormError("the form does not end")
+            raise MalformedFormError("the form is truncated")
         parameters = _read_disposition(headers.get("content-disposition", ""))
         name = _parameter(parameters, "name")
         if name is None:
@@ -86,7 +86,7 @@ def _first_part(body: bytes, start: int, line: bytes) -> int:
             if rest in (b"", b"--"):
                 return -1 if rest else _skip_boundary(body, at, line)
         at = body.find(line, at + 1)
-    raise MalformedFormError("no part begins")
+    raise MalformedFormError("there is no part")
 
 
 def _skip_boundary(body: bytes, at: int, line: bytes) -> int:
@@ -96,7 +96,7 @@ def _skip_boundary(body: bytes, at: int, line: bytes) -> int:
     if rest == b"--":
         return -1
     if rest or end == len(body):
-        raise MalformedFormError("a line begins as a boundary does, and is none")
+        raise MalformedFormError("a line begins like a boundary but is not one")
     return end
 
 
@@ -132,7 +132,7 @@ def _read_value(
 ) -> str | bytearray | Upload:
     kind = headers.get("content-type")
     if kind is not None and kind.lower().startswith("multipart/"):
-        raise MalformedFormError("a part is a form itself")
+        raise MalformedFormError("a part is itself a form")
     content = _decode_transfer(content, headers.get("content-transfer-encoding", "").lower())
     if filename:
         return Upload(name, filename, content, "application/octet-stream" if kind is None else kind, headers)
@@ -147,7 +147,7 @@ def _decode_transfer(content: memoryview, coding: str) -> memoryview:
     if coding == "quoted-printable":
         return memoryview(binascii.a2b_qp(content))
     if coding not in ("", "binary", "7bit", "8bit"):
-        raise MalformedFormError(f"a part is coded as {coding!r}")
+        raise MalformedFormError(f"a part has an unknown transfer encoding: {coding!r}")
     return content
 
 

@@ -17,7 +17,7 @@ HONOURED = (
 )  # fmt: skip
 HOLD_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 """An environment variable of Triton's tests: the number of requests that must wait before any run, once per model."""
-HAS_SCHEDULER = "batching.held"
+HAS_SCHEDULER = "batching.has_scheduler"
 """Recorded for the models that those tests apply to: those for which Triton has a scheduler."""
 
 

@@ -17,9 +17,9 @@ HONOURED = (
 REFUSED = ("instance_group.secondary_devices", "instance_group.profile")
 DOCUMENTATION = ("instance_group.name",)
 
-MISSING_GPU = "instances.lacking"
+MISSING_GPU = "instances.missing_gpu"
 """The ParsedConfig's entry if a model requests a GPU and none is present: the reason, in Triton's words."""
-DEVICES_CONFIGURED = "instances.asked"
+DEVICES_CONFIGURED = "instances.devices_configured"
 """The ParsedConfig's entry if the configuration names devices instead of leaving the choice open."""
 MAX_INSTANCES = 1024
 """The limit per group, as in penstock.toml: a configuration may come over the network, and an Instance is a thread."""
@@ -54,9 +54,9 @@ def group_name(model: str, number: int, group: Any) -> str:
     return group.name or f"{model}_{number}"
 
 
-def _resources(stated: Iterable[Any]) -> tuple[Resource, ...]:
+def _resources(configured: Iterable[Any]) -> tuple[Resource, ...]:
     """Return the configured resources; of duplicates the last, as in Triton."""
-    resources = {(each.name, getattr(each, "global")): each.count for each in stated}
+    resources = {(each.name, getattr(each, "global")): each.count for each in configured}
     return tuple(Resource(name, count, shared) for (name, shared), count in resources.items())
 
 

@@ -24,7 +24,7 @@ HONOURED = (
 REFUSED = ("sequence_batching.state.use_growable_memory",)
 
 HOLD_BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
-"""Like HOLD in batching.py, an environment variable of Triton's tests: how many must also wait for a place."""
+"""Like HOLD_VARIABLE in batching.py, an environment variable of Triton's tests: how many must also wait for a place."""
 INITIAL_STATE = "initial_state"
 """The folder within the model's that holds the files of initial states."""
 DEFAULT_IDLE_US = 1_000_000

@@ -157,9 +157,11 @@ def _check(mapping: GraphMapping, node: GraphNode) -> None:
     """Report what cannot be intended."""
     count = len(node.children)
     if node.implementation == ABTEST and count != 2:
-        mapping.mistake(f"{ABTEST} chooses between two children, and there {'is' if count == 1 else 'are'} {count}")
+        mapping.mistake(f"{ABTEST} chooses between two children, but there {'is' if count == 1 else 'are'} {count}")
     if node.implementation in BUILT_IN:
         return
+    if (not node.type and "type" in mapping.values) or node.methods - {*METHODS}:
+        return  # a mistake that is reported, and what it calls is not known
     calls = (
         node.input_endpoint is not None
         or node.is_router

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import Finding, log_findings
-from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, ModelEntry
+from penstock.server.repository.scan import ModelEntry
 from penstock.server.seldon.components import spec_of
 from penstock.server.seldon.modules import S2I, image_variables
 from penstock.server.settings import Settings

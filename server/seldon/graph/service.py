@@ -84,7 +84,7 @@ class GraphClaim:
         self.route = routes.find(self.path, deployment.name, deployment.namespace)
 
 
-class GraphService(CarryingService):
+class GraphService(CarryingService[GraphClaim]):
     """Answers for the graph of one server. `fallback` answers Penstock's own paths. Threads: the event loop's."""
 
     claim_type = GraphClaim
@@ -107,7 +107,7 @@ class GraphService(CarryingService):
         self.restricted.require(_CATEGORIES.get(purpose, "inference"), head.header)
         return claim
 
-    def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
+    def answer(self, connection: FastLane, claim: GraphClaim, body: bytes) -> None:
         """Answer one request, or start to."""
         if claim.deployment is not self._graph.deployment:
             claim.resolve(self._graph.deployment)
@@ -123,11 +123,11 @@ class GraphService(CarryingService):
         else:
             _send_answer(connection, claim, claim.puid or new_puid(), *self._page(route))
 
-    def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
+    def answer_failure(self, connection: FastLane, claim: GraphClaim, error: InferError) -> None:
         """Answer with an error of the server's own."""
         _send_answer(connection, claim, "", *_error_answer(error))
 
-    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: GraphClaim, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
         return internal_error(error, "graph", claim.request_id)
 

@@ -188,7 +188,7 @@ class Walk:
             reason = self._codec.reason(failed.message)
             raise GraphError(f"node '{node.name}' did not choose a child: {reason}", failed.status) from None
         if not ABORT <= route < len(node.children):
-            raise GraphError(f"node '{node.name}' chose child {route}, but has {len(node.children)} children")
+            raise GraphError(f"node '{node.name}' chose child {route}, but has {_children(node)}")
         return route
 
     def _record_builtin(self, node: GraphNode) -> None:
@@ -202,7 +202,7 @@ class Walk:
             chosen_route = routing.get(node.name, ALL) if isinstance(routing, dict) else ALL
             route = chosen_route if isinstance(chosen_route, int) else ALL
             if not ABORT <= route < len(node.children):
-                raise GraphError(f"feedback: child {route} of node '{node.name}', which has {len(node.children)}")
+                raise GraphError(f"feedback is for child {route} of node '{node.name}', which has {_children(node)}")
             chosen: Sequence[GraphNode] = ()
             if route != ABORT:
                 chosen = node.children if route == ALL else (node.children[route],)
@@ -210,6 +210,11 @@ class Walk:
         if not node.takes_feedback or node.code is None:
             return message
         return await self.call_node(node, Endpoint.FEEDBACK, message)
+
+
+def _children(node: GraphNode) -> str:
+    count = len(node.children)
+    return "1 child" if count == 1 else f"{count} children"
 
 
 def _predict_simple(codec: MessageCodec, message: Message) -> Message:

@@ -39,7 +39,7 @@ def _parse_parts(body: bytes, boundary: bytes) -> tuple[dict[str | None, str], d
         blank = delimiter and _BLANK_LINE.search(body, delimiter.end())
         next_delimiter = blank and between.search(body, blank.end())
         if not delimiter or not blank or not next_delimiter:
-            raise ValueError("the form does not end")
+            raise ValueError("the form is truncated")
         if blank.start() - delimiter.end() > _MAX_HEADER_BYTES:
             raise ValueError("a part of a form has headers that are too long")
         headers = _headers(body[delimiter.end() : blank.start()])
@@ -51,7 +51,7 @@ def _parse_parts(body: bytes, boundary: bytes) -> tuple[dict[str | None, str], d
         else:
             charset = _parameter(headers.get("content-type", ""), "charset") or "utf-8"
             if codecs.lookup(charset).name == "punycode":  # decoding takes quadratic time
-                raise LookupError(f"no text is sent as {charset}")
+                raise LookupError(f"not a text charset: {charset}")
             fields.setdefault(name, content.decode(charset, "replace"))
         delimiter = next_delimiter
     return fields, files

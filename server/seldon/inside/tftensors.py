@@ -56,7 +56,7 @@ def array_of_tftensor(tensor: Any) -> Array:
         values = np.array(list(stored_values), kind)
     if len(values) < count:
         if count * values.itemsize > _MAX_BYTES:
-            raise ValueError(f"a tensor of shape {shape} has more bytes than any message can bring")
+            raise ValueError(f"a tensor of shape {shape} is larger than any message")
         # the last value stands for all that are omitted
         padded = np.full(count, values[-1] if len(values) else np.zeros((), kind).item() if kind != "O" else b"", kind)
         padded[: len(values)] = values

@@ -18,6 +18,7 @@ from penstock.server.engines import FindsModels
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
+from penstock.server.restricted import TRITON_SERVICE
 from penstock.server.v2.call_parameters import parse_version
 from penstock.server.v2.metadata import model_metadata, model_statistics, requested_models
 
@@ -26,7 +27,6 @@ from .calls import Tasks, unary_method
 if TYPE_CHECKING:
     from penstock.server.v2.repository import LoadsModels
 
-SERVICE = "/inference.GRPCInferenceService/"
 _NAMED_REPOSITORY = "'repository_name' specification is not supported"
 
 
@@ -52,17 +52,18 @@ class ServerRpcs:
         server = pb.ServerMetadataResponse(name=self._name, version=version, extensions=extensions)
         return (
             unary_method(
-                SERVICE + "ServerLive", pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=self._health.live())
+                TRITON_SERVICE + "ServerLive", pb.ServerLiveRequest,
+                lambda _: pb.ServerLiveResponse(live=self._health.live()),
             ),
             unary_method(
-                SERVICE + "ServerReady", pb.ServerReadyRequest,
+                TRITON_SERVICE + "ServerReady", pb.ServerReadyRequest,
                 lambda _: pb.ServerReadyResponse(ready=self._health.ready()),
             ),
-            unary_method(SERVICE + "ServerMetadata", pb.ServerMetadataRequest, lambda _: server),
-            tasks.unary_method(SERVICE + "ModelReady", pb.ModelReadyRequest, self.model_ready),
-            unary_method(SERVICE + "ModelMetadata", pb.ModelMetadataRequest, self.model_metadata),
-            unary_method(SERVICE + "ModelConfig", pb.ModelConfigRequest, self.model_config),
-            tasks.unary_method(SERVICE + "ModelStatistics", pb.ModelStatisticsRequest, self.model_statistics),
+            unary_method(TRITON_SERVICE + "ServerMetadata", pb.ServerMetadataRequest, lambda _: server),
+            tasks.unary_method(TRITON_SERVICE + "ModelReady", pb.ModelReadyRequest, self.model_ready),
+            unary_method(TRITON_SERVICE + "ModelMetadata", pb.ModelMetadataRequest, self.model_metadata),
+            unary_method(TRITON_SERVICE + "ModelConfig", pb.ModelConfigRequest, self.model_config),
+            tasks.unary_method(TRITON_SERVICE + "ModelStatistics", pb.ModelStatisticsRequest, self.model_statistics),
         )  # fmt: skip
 
     async def model_ready(self, request: Any) -> Any:
@@ -104,9 +105,11 @@ class RepositoryRpcs:
     def methods(self, tasks: Tasks) -> tuple[Method, ...]:
         pb = self._pb
         return (
-            tasks.unary_method(SERVICE + "RepositoryIndex", pb.RepositoryIndexRequest, self.index),
-            tasks.unary_method(SERVICE + "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load, large=True),
-            tasks.unary_method(SERVICE + "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload),
+            tasks.unary_method(TRITON_SERVICE + "RepositoryIndex", pb.RepositoryIndexRequest, self.index),
+            tasks.unary_method(
+                TRITON_SERVICE + "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load, large=True
+            ),
+            tasks.unary_method(TRITON_SERVICE + "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload),
         )
 
     async def index(self, request: Any) -> Any:

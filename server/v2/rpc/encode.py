@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.listening.mapped_buffer import LARGE_BYTES, join_mapped
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish_all, goes_to_leases, store_all
+from penstock.server.v2.finish import finish_all, store_all
 from penstock.server.v2.tensors import to_binary
 
 from .outputs import is_large
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped_buffer import Body
-    from penstock.server.v2.call_parameters import PerOutputPlan, Plan
+    from penstock.server.v2.call_parameters import PerOutputPlan
     from penstock.server.v2.finish import Finished
 
 FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
@@ -201,10 +202,10 @@ def encode_parameters(parameters: Mapping[str, Any] | None) -> bytes:
     return encoded
 
 
-def encode_outputs(encoder: RpcEncoder, plan: Plan, request: InferRequest, id_and_mark: bytes) -> Body:
+def encode_outputs(encoder: RpcEncoder, plan: PerOutputPlan | None, request: InferRequest, id_and_mark: bytes) -> Body:
     """Encode any outputs: as classes, into shared memory, or those of user code. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs or []
-    if goes_to_leases(plan, outputs):
+    if plan is not None and plan.all_shared and type(outputs) is not CustomOutputs:
         return encoder.store_and_encode(request, plan, id_and_mark)
     finished = finish_all(request.model, request.output_positions, plan, outputs)
     return encoder.encode_finished(finished, id_and_mark + encode_parameters(getattr(outputs, "parameters", None)))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.server.grpc.method import Method
 from penstock.server.protobuf import service_pb2
+from penstock.server.restricted import TRITON_SERVICE
 
 from .calls import unary_method
-from .control import SERVICE
 
 if TYPE_CHECKING:
     from penstock.server.v2.cuda_regions import CudaRegions
@@ -30,7 +30,7 @@ class MemoryRpcs:
         self._pb = service_pb2()
 
     def methods(self) -> tuple[Method, ...]:
-        pb, system, cuda = self._pb, SERVICE + "SystemSharedMemory", SERVICE + "CudaSharedMemory"
+        pb, system, cuda = self._pb, TRITON_SERVICE + "SystemSharedMemory", TRITON_SERVICE + "CudaSharedMemory"
         return (
             unary_method(system + "Status", pb.SystemSharedMemoryStatusRequest, self.system_status),
             unary_method(system + "Register", pb.SystemSharedMemoryRegisterRequest, self.system_register),
@@ -76,8 +76,8 @@ class SettingsRpcs:
     def methods(self) -> tuple[Method, ...]:
         pb = self._pb
         return (
-            unary_method(SERVICE + "TraceSetting", pb.TraceSettingRequest, self.trace),
-            unary_method(SERVICE + "LogSettings", pb.LogSettingsRequest, self.log),
+            unary_method(TRITON_SERVICE + "TraceSetting", pb.TraceSettingRequest, self.trace),
+            unary_method(TRITON_SERVICE + "LogSettings", pb.LogSettingsRequest, self.log),
         )
 
     def trace(self, request: Any) -> Any:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.grpc.method import Method
-from penstock.server.restricted import RestrictedApis, restricted_methods
+from penstock.server.restricted import TRITON_SERVICE, RestrictedApis, restricted_methods
 
 from .calls import Tasks
-from .control import SERVICE, RepositoryRpcs, ServerRpcs
+from .control import RepositoryRpcs, ServerRpcs
 from .extensions import MemoryRpcs, SettingsRpcs
 from .health import HealthRpcs
 from .inference import RpcInference
@@ -94,4 +94,7 @@ def _inference(parts: InferenceDependencies, ticker: Ticker, tasks: Tasks) -> tu
     inference = RpcInference(parts.engine, parts.hooks_of, parts.regions, parts.forwarding)
     infer = ModelInfer(inference, tasks)
     stream = ModelStreamInfer(inference, parts.health, ticker)
-    return Method(SERVICE + "ModelInfer", infer.begin), Method(SERVICE + "ModelStreamInfer", streaming=stream.open)
+    return (
+        Method(TRITON_SERVICE + "ModelInfer", infer.begin),
+        Method(TRITON_SERVICE + "ModelStreamInfer", streaming=stream.open),
+    )

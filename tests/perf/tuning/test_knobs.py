@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from penstock.perf.tuning import knobs
 from penstock.perf.tuning.knobs import ORIGINAL, Bounds, Setting
 from penstock.perf.tuning.writing import parse_pbtxt, to_pbtxt
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.overrides import read_config
-from penstock.server.repository.scan import Defaults, read_model
+from penstock.server.repository.scan import read_model
 
 CONFIG: dict[str, Any] = {
     "name": "m",

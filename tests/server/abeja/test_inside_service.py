@@ -150,7 +150,7 @@ def test_coroutines_are_awaited_on_the_same_loop_in_every_call() -> None:
 def test_a_malformed_form_is_answered_400_without_calling_the_handler() -> None:
     status, body = called(inside(None), b"hello", "edge")
 
-    assert (status, json.loads(body)["status"]) == (400, "the form cannot be read: its boundary is nowhere in it")
+    assert (status, json.loads(body)["status"]) == (400, "the form cannot be read: it does not contain its boundary")
 
 
 def test_a_request_body_can_be_returned_as_the_content() -> None:

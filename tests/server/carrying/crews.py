@@ -152,6 +152,11 @@ class Stage:
         made.context = name
         return made
 
+    def submit(self, engine: Engine, model: Model, ledger: Ledger, numbers: range) -> None:
+        """Submit calls that are named after numbers."""
+        for number in numbers:
+            engine.submit(self.call(model, str(number), ledger))
+
     def run(
         self, monkeypatch: pytest.MonkeyPatch, scene: Callable[[Engine, Model], Awaitable[None]], workers: int = 1,
         policy: BatchPolicy = BatchPolicy(), **options: str,  # noqa: B008 - frozen

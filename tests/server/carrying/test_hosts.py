@@ -85,8 +85,7 @@ def test_closing_answers_calls_in_progress_once(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(100):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(100))
         for _ in range(chance.randint(1, 20)):
             await asyncio.sleep(0)
         await engine.stop(0.0)
@@ -126,8 +125,7 @@ def test_only_the_running_call_fails_with_its_worker(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(8):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(8))
         await ledger.all(8)
 
     stage.run(monkeypatch, scene)
@@ -163,8 +161,7 @@ def test_waiting_calls_fail_when_the_worker_cannot_be_restarted(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(4):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(4))
         await ledger.all(4)
         assert not model.healthy
 
@@ -181,8 +178,7 @@ def test_waiting_calls_of_a_lost_worker_run_on_the_other_workers(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(60):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(60))
         await ledger.all(60)
         assert model.healthy
 
@@ -205,13 +201,11 @@ def test_slow_calls_are_sent_to_a_worker_one_at_a_time(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(20):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(20))
         await ledger.all(20)
         for worker in stage.workers:
             worker.most = 0
-        for number in range(20, 84):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(20, 84))
         await ledger.all(84)
 
     stage.run(monkeypatch, scene, workers=2)
@@ -233,8 +227,7 @@ def test_fast_calls_are_sent_to_a_worker_several_at_a_time(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(200):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(200))
         await ledger.all(200)
 
     stage.run(monkeypatch, scene, workers=2)
@@ -247,8 +240,7 @@ def test_a_full_queue_rejects_a_call_at_submission(staged: Stages, echo: Echo, m
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(4):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(4))
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
             engine.submit(stage.call(model, "one too many", ledger))
         await engine.stop(0.0)
@@ -263,8 +255,7 @@ def test_statistics_count_each_call_as_one_execution(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(30):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(30))
         await ledger.all(30)
         counted = model.statistics.snapshot()
         assert (counted.success.count, counted.inference_count, counted.execution_count) == (30, 30, 30)
@@ -288,8 +279,7 @@ def test_statistics_sum_the_durations_of_calls_answered_one_by_one(
     monkeypatch.setattr(worker_slots, "time", Clock)
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(12):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(12))
         await ledger.all(12)
         await asyncio.sleep(0)
         (entry,) = model.statistics.snapshot().batch_stats
@@ -312,13 +302,11 @@ def test_a_replacement_worker_inherits_the_measured_call_duration(
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        for number in range(20):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(20))
         await ledger.all(20)
         engine.submit(stage.call(model, "die", ledger))
         await ledger.all(21)
-        for number in range(20, 84):
-            engine.submit(stage.call(model, str(number), ledger))
+        stage.submit(engine, model, ledger, range(20, 84))
         await ledger.all(85)
 
     stage.run(monkeypatch, scene, workers=2)

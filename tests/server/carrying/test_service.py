@@ -25,7 +25,7 @@ from penstock.server.seldon.service import SeldonService
 from penstock.server.settings import Settings
 from tests.fakes import fake_model
 from tests.server.http.lane import Answer, Lane, Own, run, turns
-from tests.server.v2.test_inference import HeldEngine
+from tests.server.v2.held_engine import HeldEngine
 
 
 @dataclass
@@ -37,7 +37,7 @@ class OneModel(HeldEngine):
     def model(self, name: str, version: str = "") -> Model:
         if not self.present:
             raise InferError(Code.NOT_FOUND, f"no '{name}'")
-        return self.loaded
+        return self.loaded[0]
 
     def answer(self, *replies: bytes) -> None:
         """Answer all submitted calls in one delivery."""
@@ -61,7 +61,7 @@ class Kind:
     """One dialect: how its Service is made, a path that a worker answers, and how the worker answers."""
 
     dialect: str
-    make: Callable[[Any, Others, Settings], CarryingService]
+    make: Callable[[Any, Others, Settings], CarryingService[Any]]
     path: str
     reply: Callable[[int, bytes], bytes]
 
@@ -73,17 +73,17 @@ class Kind:
         return head.encode() + b"[" + b" " * (size - 2) + b"]"
 
 
-def _seldon(engine: Any, others: Others, settings: Settings) -> CarryingService:
+def _seldon(engine: Any, others: Others, settings: Settings) -> CarryingService[Any]:
     models: Any = SimpleNamespace(descriptions={}, sharing={})
     return SeldonService(engine, CurrentComponent(engine, lambda: "m", models), cast(Any, None), others, settings)
 
 
-def _deepaas(engine: Any, others: Others, settings: Settings) -> CarryingService:
+def _deepaas(engine: Any, others: Others, settings: Settings) -> CarryingService[Any]:
     parts: Any = SimpleNamespace(engine=engine, inference=others, repository=SimpleNamespace(names=lambda: ["m"]))
     return DeepaasService(parts, cast(Any, None), settings)
 
 
-def _abeja(engine: Any, others: Others, settings: Settings) -> CarryingService:
+def _abeja(engine: Any, others: Others, settings: Settings) -> CarryingService[Any]:
     return AbejaService(engine, others, lambda: True, ())
 
 
@@ -274,9 +274,9 @@ def test_a_model_is_looked_up_again_when_the_engine_has_another(kind: Kind) -> N
         assert (await served.one()).status == 503
         served.engine.present = True
         assert (await served.one()).status == 200
-        served.engine.loaded, served.engine.generation = fake_model(), 2
+        served.engine.loaded, served.engine.generation = [fake_model()], 2
         await served.fed(kind.asked())
-        assert served.engine.held[0].model is served.engine.loaded
+        assert served.engine.held[0].model is served.engine.loaded[0]
 
     run(main)
 

@@ -147,7 +147,7 @@ MISTAKES = [
     ("- {kind: deployment, name: d}\n- {name: x}", 2, "resource: x: kind: must be defined"),
     ("- {kind: deployment}", 1, "deployment at index 0: name: must be defined"),
     ("- {kind: deployment, name: 5}", 1, "deployment at index 0: name: 5: invalid type (expected string)"),
-    ("- {kind: deployment, name: d}\n- {kind: deployment, name: e}", 2, "deployment: e: deployment resource may only be defined once (line 1 has it too)"),
+    ("- {kind: deployment, name: d}\n- {kind: deployment, name: e}", 2, "deployment: e: deployment resource may only be defined once (also in line 1)"),
     (
         "- {kind: deployment, name: My_App}", 1,
         'deployment: My_App: name: "My_App" must contain only lower case letters, numbers, and dashes, start with a letter, and cannot end with a dash',
@@ -209,7 +209,7 @@ class TestMistakes:
             ("  onnx: m.onnx\n", 'onnx: "m.onnx": invalid type (expected map)'),
             ("  onnx: {model: m.zip}\n", "onnx: model: zip files are not supported for ONNX models"),
             ("  tensorflow: {model: m, relaxed_shapes: true}\n", 'tensorflow: key "relaxed_shapes" is not supported'),
-            ("  predictor: {path: p.py}\n", 'predictor: predictor APIs are not served: write the model as onnx or tensorflow, with a request_handler, or the predictor as docs/cortex.md, "Later versions", says'),
+            ("  predictor: {path: p.py}\n", 'predictor: predictor APIs are not supported: write the model as onnx or tensorflow, with a request_handler, or migrate the predictor as in docs/cortex.md, "Later versions"'),
             ("  model: m.onnx\n  model_format: onx\n", "model_format: invalid value (got \"onx\", must be \"tensorflow\" or \"onnx\"); did you mean 'onnx'?"),
             ("  model: m.zip\n  model_format: onnx\n", "model: zip files are not supported for ONNX models"),
             ("  model: m.onnx\n  tf_signature_key: x\n", "tf_signature_key: is for tensorflow models, and this one is onnx"),
@@ -238,8 +238,8 @@ class TestMistakes:
     ) -> None:
         (told,) = finding_texts(read(tmp_path, text))
 
-        assert told.startswith(f"cortex.yaml:{line}: an API of Cortex 0.12 or later is not served")
-        assert told.endswith('docs/cortex.md, "Later versions", says how to bring one')
+        assert told.startswith(f"cortex.yaml:{line}: APIs of Cortex 0.12 or later are not supported")
+        assert told.endswith('docs/cortex.md, "Later versions", describes how to migrate them')
 
     def test_all_mistakes_are_reported_together_in_the_order_of_the_file(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "    x: 1\n  y: 2\n  compute: {cpu: z}\n- kind: api\n  name: B\n  onnx: {}\n")
@@ -250,7 +250,7 @@ class TestMistakes:
         project = read(tmp_path, NEW + "- kind: api\n  name: classifier\n  onnx: {model: m}\n")
 
         assert finding_texts(project) == [
-            'cortex.yaml:10: api: classifier: name: name "classifier" must be unique across apis (line 4 has it too)'
+            'cortex.yaml:10: api: classifier: name: name "classifier" must be unique across apis (also in line 4)'
         ]
 
     def test_an_endpoint_that_is_used_twice_is_reported(self, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ class TestMistakes:
 
         (text,) = finding_texts(read(tmp_path, NEW + more))
 
-        taken = 'endpoint "/iris/classifier" must be unique across apis: classifier (line 4) has it too'
+        taken = 'endpoint "/iris/classifier" must be unique across apis: classifier (line 4) has the same one'
         assert text == f"cortex.yaml:11: api: b: endpoint: {taken}"
 
     def test_a_finding_names_its_api(self, tmp_path: Path) -> None:
@@ -272,9 +272,9 @@ class TestWarnings:
         ("more", "message"),
         [
             ("  tracker: {key: x}\n", "tracker: model_type is missing: predictions are not counted"),
-            ("  endpoint: /v2/models\n", "endpoint: takes the place of what this server has at /v2/models"),
-            ("  endpoint: healthz\n", "endpoint: takes the place of what this server has at /healthz"),
-            ("  name: classifier\n", "name: is given twice; the last one counts"),
+            ("  endpoint: /v2/models\n", "endpoint: hides what this server itself has at /v2/models"),
+            ("  endpoint: healthz\n", "endpoint: hides what this server itself has at /healthz"),
+            ("  name: classifier\n", "name: is given twice; the last value applies"),
         ],
     )
     def test_a_suspicious_setting_is_a_warning_and_the_api_is_read(

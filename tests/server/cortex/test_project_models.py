@@ -61,7 +61,7 @@ class TestModelLocation:
 
     @pytest.mark.parametrize("model", ["s3://bucket/../../secret.onnx", "s3://", "s3:///etc/x.onnx"])
     def test_an_s3_address_that_leaves_the_s3_root_is_rejected(self, model: str, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match="is not the address of an object in a bucket"):
+        with pytest.raises(ModelError, match="is not the URL of an object in a bucket"):
             ModelFinder(str(tmp_path)).find(api(tmp_path, model, "onnx"))
 
     def test_a_missing_model_is_reported_as_cortex_reported_it(self, models: ModelFinder, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ class TestSavedModel:
         assert said.splitlines()[0] == "invalid TF export directory."
         more = said.removeprefix(EXPECTED_STRUCTURE).strip()
         named = lacking.replace("00001", "...")
-        assert more == ("" if lacking == SAVED_MODEL[0] else f"1/saved_model.pb is there without {named}")
+        assert more == ("" if lacking == SAVED_MODEL[0] else f"1/saved_model.pb exists without {named}")
 
     def test_a_file_is_rejected_as_a_saved_model(self, models: ModelFinder, tmp_path: Path) -> None:
         (tmp_path / "m.pb").touch()
@@ -217,7 +217,7 @@ class TestArchive:
             archive.writestr("@", "")
         (tmp_path / "m.zip").write_bytes((tmp_path / "m.zip").read_bytes().replace(b"@", b"\0"))  # ends a name
 
-        with pytest.raises(ModelError, match=r"^m\.zip: cannot be unpacked: "):
+        with pytest.raises(ModelError, match="holds '', which is not a path inside it"):
             models.find(api(tmp_path, "m.zip"))
 
     @given(text=st.binary(max_size=200), cut=st.integers(0, 400))

@@ -202,7 +202,7 @@ class TestNodes:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("a: &a [*a]", "an alias of what it is part of"),
+            ("a: &a [*a]", "an alias refers to a value that contains it"),
             ("a: {<<: 5}", "map merge requires map or sequence of maps as the value"),
             ("- " * 5000, "nested too deeply"),
             ('"\\UFFFFFFFF"', "invalid yaml: "),

@@ -15,8 +15,9 @@ from penstock.server.cortex.models import ModelFinder
 from penstock.server.cortex.repository import CortexRepository
 from penstock.server.repository.control import ModelControl
 from penstock.server.repository.control_options import ControlOptions
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.scan import Defaults, ModelEntry
+from penstock.server.repository.scan import ModelEntry
 from tests.cortex.projects import Project
 from tests.server.repository.folders import FakeEngine, look_twice
 

@@ -26,7 +26,7 @@ from penstock.server.http.service import HttpShared
 from penstock.server.restricted import RestrictedApis
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, Own, in_chunks, run, turns
-from tests.server.v2.test_inference import HeldEngine
+from tests.server.v2.held_engine import HeldEngine
 
 API = Api(Path("project"), "iris", "m", "/iris/m", "onnx", "model.onnx")
 JSON = "content-type: application/json"
@@ -272,7 +272,7 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             await served.one(request_bytes("/iris/m", b"1", JSON))
-            gone, served.engine.loaded = served.engine.loaded, fake_model()
+            (gone,), served.engine.loaded = served.engine.loaded, [fake_model()]
             served.engine.generation += 1
             served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
 
@@ -287,7 +287,7 @@ class TestPredictions:
             served.transport.lose(None)
             await turns()
 
-            assert served.engine.loaded.hold_count == 0
+            assert served.engine.loaded[0].hold_count == 0
             assert served.beside.abandoned == 1
             assert served.counted == [0, 0, 0]
 
@@ -344,8 +344,8 @@ class TestSmallPredictions:
     @staticmethod
     async def served() -> Served:
         served = Served()
-        served.engine.loaded.max_request_rows = 8
-        served.hooks = cast(Any, await Hooks.load(cast(Any, served.engine), served.engine.loaded))
+        served.engine.loaded[0].max_request_rows = 8
+        served.hooks = cast(Any, await Hooks.load(cast(Any, served.engine), served.engine.loaded[0]))
         return served
 
     def test_a_small_prediction_is_answered_without_a_task_when_its_batch_is_done(self) -> None:
@@ -519,8 +519,8 @@ class TestOtherPaths:
         async def main() -> None:
             served = Served()
             node = SimpleNamespace(name="input", shape=[None, 4], type="tensor(float)")
-            served.engine.loaded = fake_model()
-            served.engine.loaded.node_inputs = [node]
+            served.engine.loaded = [fake_model()]
+            served.engine.loaded[0].node_inputs = [node]
             signature = b'{"input":{"shape":[null,4],"type":"float32"}}'
 
             for path in ("/iris/m", "/predict"):

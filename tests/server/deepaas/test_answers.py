@@ -117,7 +117,7 @@ class TestContent:
             content_answer(value, "image/png")
 
     def test_a_content_type_with_a_line_break_is_rejected(self) -> None:
-        with pytest.raises(ValueError, match="no content type"):
+        with pytest.raises(ValueError, match="is not a content type"):
             content_answer(b"", "image/png\r\nX-More: 1")
 
     def test_a_string_is_encoded_in_the_charset_of_its_type(self) -> None:

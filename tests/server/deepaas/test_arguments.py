@@ -229,7 +229,8 @@ def test_arguments_are_read_as_marshmallow_loads_them(value: dict[str, Any]) -> 
         wanted = json.loads(json.dumps(error.messages))
     found = read(FIELDS, value=value)
     assert found == wanted
-    assert list(found) == list(wanted)
+    if not isinstance(vars(marshmallow.Schema)["set_class"], property):  # before 3.26, marshmallow has no order
+        assert list(found) == list(wanted)
 
 
 class TestAccept:

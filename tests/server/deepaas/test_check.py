@@ -58,7 +58,7 @@ def test_a_module_without_methods_is_reported(folder: Path) -> None:
     (folder / "empty.py").write_text("x = 1\n")
     report = checked("m=empty")
 
-    assert (report.exit_status, said(report)) == (0, ["has neither predict nor train: both are answered 501"])
+    assert (report.exit_status, said(report)) == (0, ["has neither predict nor train: both return 501"])
 
 
 def test_an_invalid_model_path_is_a_mistake(folder: Path) -> None:

@@ -165,14 +165,14 @@ USAGE = "deepaas-cli [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--A
         (["predict", "--int", "x"], "deepaas-cli predict: error: argument --int: invalid int value: 'x'"),
         (
             ["predict", "--list", "[x]"],
-            "argument --list: '[x]' is no list or dict as Python writes it: malformed node or string on line 1",
+            "argument --list: '[x]' is not a Python list or dict: malformed node or string on line 1",
         ),
         (["train"], "deepaas-cli train: error: the following arguments are required: --epochs"),
         (["predict", "--nonsense", "1"], "deepaas-cli: error: unrecognized arguments: --nonsense 1"),
         (["predict", "--deepaas_method_output", "y"], "error: unrecognized arguments: --deepaas_method_output y"),
         (
             ["--deepaas_method_output", "y", "m=called", "predict"],
-            f"error: argument methods: 'm=called' names a model, which comes first: {USAGE}",
+            f"error: argument methods: 'm=called' names a model, and the model must come first: {USAGE}",
         ),
         (["explain"], "(choose from 'get_metadata', 'warm', 'predict', 'train')"),
     ],

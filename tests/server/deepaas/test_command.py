@@ -120,7 +120,7 @@ def test_an_option_may_refer_to_another_option(home: Path) -> None:
     assert settings(home, "--config-file", path, "--listen-port", "7").deepaas_base_path == "/x7/1"
     with pytest.raises(SettingError, match=r"no such option nope in group \[DEFAULT\]"):
         settings(home, "--base-path", "/$nope")
-    with pytest.raises(SettingError, match="stands for itself: base_path -> base_path"):
+    with pytest.raises(SettingError, match="refers to itself: base_path -> base_path"):
         settings(home, "--base-path", "/$base_path")
 
 
@@ -138,8 +138,8 @@ def test_a_misspelled_option_in_a_file_is_reported_and_not_read(home: Path) -> N
 
     assert (found.settings.http_port, found.settings.log_verbose) == (5000, 0)
     assert found.notes == [
-        f"{path}: listen-port is not read: the name is listen_port",
-        f"{path}: Debug is not read: the name is debug",
+        f"{path}: listen-port is ignored: the option's name is listen_port",
+        f"{path}: Debug is ignored: the option's name is debug",
     ]
 
 
@@ -153,7 +153,7 @@ def test_the_command_of_an_older_image_is_accepted(home: Path) -> None:
     found = asked(home, "--openwhisk-detect", "--listen-ip", "0.0.0.0", "--listen-port", "5001")
 
     assert (found.settings.http_address, found.settings.http_port) == ("0.0.0.0", 5001)
-    assert found.notes == ["--openwhisk-detect has no effect: models are served over HTTP alone"]
+    assert found.notes == ["--openwhisk-detect has no effect: models are served only over HTTP"]
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_trainings_are_listed_with_links_to_their_pages() -> None:
 def test_unsupported_and_disabled_methods_have_no_form() -> None:
     models = [ModelState("m", ModelDescription(predicts=False))]
 
-    assert "answered with 501" in console.page("", models, predict=True, train=True).decode()
+    assert "calls return 501" in console.page("", models, predict=True, train=True).decode()
     assert not Read(console.page("", models, predict=False, train=False).decode()).all("form")
 
 

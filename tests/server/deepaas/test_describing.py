@@ -32,7 +32,8 @@ class TreeSchema(marshmallow.Schema):
 
 def bound(declared: dict[str, Any]) -> Any:
     """Bind fields, as Arguments does."""
-    return marshmallow.Schema.from_dict(declared)().fields
+    fields = marshmallow.Schema.from_dict(declared)().fields
+    return {name: fields[name] for name in declared}
 
 
 def parameter(field: Any) -> dict[str, Any]:
@@ -138,6 +139,16 @@ def test_nested_schemas_are_defined_once_and_differing_ones_are_numbered() -> No
         "properties": {"x": {"type": "integer", "format": "int32"}, "y": {"type": "string", "default": "why"}},
     }  # fmt: skip
     assert found["Generated"]["properties"]["e"] == {"$ref": "#/definitions/Generated1"}
+
+
+def test_fields_of_a_schema_are_in_the_order_of_declaration_with_any_marshmallow() -> None:
+    class Unordered(marshmallow.Schema):
+        set_class: Any = set  # as before marshmallow 3.26
+
+    names = [f"a{at}" for at in range(20)]
+    schema = Unordered.from_dict({name: fields.Bool() for name in names})(exclude=["a7"])
+    (definition,) = Describer().schema(schema)["definitions"].values()
+    assert list(definition["properties"]) == [name for name in names if name != "a7"]
 
 
 def test_a_schema_may_contain_itself() -> None:

@@ -11,8 +11,8 @@ import pytest
 from penstock.server.deepaas import entries, installed
 from penstock.server.deepaas.entries import BUILT_IN, EXTRA_PACKAGES, Entries, Target, parse_target
 from penstock.server.deepaas.installed import Installed, installed_in
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import MistakesError
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 
@@ -66,14 +66,14 @@ def test_a_model_name_given_twice_is_an_error() -> None:
     finding = Entries(Settings(dialect="deepaas", model_repository=("m=a", "m=b")), {}).invalid_path()
 
     assert finding is not None
-    assert finding.message == "there are two models 'm'"
+    assert finding.message == "two models are named 'm'"
 
 
 def test_a_base_path_without_a_leading_slash_is_an_error() -> None:
     finding = Entries(Settings(dialect="deepaas", deepaas_base_path="x"), {}).invalid_path()
 
     assert finding is not None
-    assert finding.message == "--deepaas-base-path has to begin with /"
+    assert finding.message == "--deepaas-base-path must begin with /"
 
 
 def test_models_named_on_the_command_line_are_served_instead_of_installed_ones(there: list[tuple[str, str]]) -> None:
@@ -99,7 +99,7 @@ def test_one_model_may_be_selected_by_the_setting_or_the_environment_variable(th
 def test_selecting_a_model_that_does_not_exist_is_an_error(there: list[tuple[str, str]]) -> None:
     there.append(("one", "package.one"))
 
-    with pytest.raises(MistakesError, match="there is no model 'two': there is one"):
+    with pytest.raises(MistakesError, match="there is no model 'two'; available: one"):
         opened(deepaas_model="two")
 
 

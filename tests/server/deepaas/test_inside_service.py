@@ -353,6 +353,10 @@ class TestTrainings:
 
 
 class TestBuiltIn:
+    def test_the_built_in_model_s_schema_is_one_that_every_marshmallow_3_loads(self) -> None:
+        labels: Any = BuiltIn.schema["labels"]
+        assert isinstance(labels.inner.nested, type)  # `Nested` takes dicts only since 3.15
+
     def test_the_built_in_model_predicts_in_the_accepted_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, BuiltIn())
         assert sorted(json.loads(answered(service)[3])) == ["data", "parameter"]

@@ -43,7 +43,7 @@ class Office:
         return self.desk
 
     async def start(self) -> Any:
-        """Begin a training."""
+        """Start a training."""
         answer = await self.jobs.start("m", REQUEST)
         await turns()
         return shown(answer)

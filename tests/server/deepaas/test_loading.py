@@ -274,7 +274,7 @@ def test_a_killed_training_has_an_error_with_the_signal(pipe: Pipe) -> None:
             record = await ended(models, uuid)
 
             assert record["status"] == "error"
-            assert "signal 9 (SIGKILL): by somebody, or for want of memory" in record["message"]
+            assert "signal 9 (SIGKILL): by another process, or because memory ran out" in record["message"]
 
     scene(work())
 

@@ -83,7 +83,7 @@ def test_a_log_keeps_the_last_lines_and_the_number_of_dropped_ones() -> None:
 
     assert lines[-1].startswith("2999 ")
     assert len(text) <= LOG_BYTES + 100
-    assert head == f"({3000 - len(lines)} lines before these are left out)"
+    assert head == f"({3000 - len(lines)} earlier lines are omitted)"
 
 
 def test_a_log_escapes_invalid_unicode() -> None:

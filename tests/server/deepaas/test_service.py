@@ -23,7 +23,7 @@ from penstock.server.restricted import RestrictedApis
 from penstock.server.settings import Settings
 from penstock.server.workers.order import WorkerLost
 from tests.server.http.lane import Answer, Lane, Own, run, turns
-from tests.server.v2.test_inference import HeldEngine
+from tests.server.v2.held_engine import HeldEngine
 
 JSON, TEXT = "application/json; charset=utf-8", "text/plain; charset=utf-8"
 TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
@@ -51,7 +51,7 @@ class DeepaasEngine(HeldEngine):
     def model(self, name: str, version: str = "") -> Model:
         if name in self.absent:
             raise InferError(Code.NOT_FOUND, f"no '{name}'")
-        return self.loaded
+        return self.loaded[0]
 
 
 @dataclass
@@ -306,7 +306,7 @@ class TestServerAnswers:
 
         assert (answer.status, answer.headers["content-type"]) == (501, "application/json")
         assert json.loads(answer.body) == {
-            "error": "model 'm' does not take tensors: POST its arguments to /a/v2/models/m/predict/"
+            "error": "model 'm' does not accept tensors: POST its arguments to /a/v2/models/m/predict/"
         }
 
     def test_all_paths_move_under_the_base_path(self) -> None:

@@ -177,4 +177,4 @@ def test_a_model_that_takes_no_tensors_rejects_tensor_requests_with_a_hint(servi
         for inputs in ([], [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]):
             connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": inputs}))
             answer = connection.getresponse()
-            assert (answer.status, "does not take tensors: POST" in answer.read().decode()) == (501, True)
+            assert (answer.status, "does not accept tensors: POST" in answer.read().decode()) == (501, True)

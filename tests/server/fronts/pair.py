@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,26 @@ class FrontSide:
         self.part()
         if self.model_table is not None:
             await self.model_table.close()
+
+
+@asynccontextmanager
+async def sides(function: Function = list) -> AsyncIterator[tuple[EngineSide, FrontSide]]:
+    """Make both sides, not connected, and stop them in the end."""
+    engine, front = EngineSide(function), FrontSide()
+    try:
+        yield engine, front
+    finally:
+        await front.stop()
+        await engine.stop()
+
+
+@asynccontextmanager
+async def pair(function: Function = list) -> AsyncIterator[tuple[EngineSide, FrontSide]]:
+    """Make both sides, connected, with one model."""
+    async with sides(function) as (engine, front):
+        await engine.load()
+        await joined(engine, front)
+        yield engine, front
 
 
 async def joined(engine: EngineSide, front: FrontSide) -> Link:

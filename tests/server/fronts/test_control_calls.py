@@ -17,7 +17,7 @@ from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.protobuf import service_pb2
 from penstock.server.restricted import RestrictedApis
-from tests.server.fronts.asked import Client, FrontEnd, engine_of, turns
+from tests.server.fronts.control_sides import Client, FrontEnd, engine_of, turns
 from tests.server.v2.rpc.calls import FakeCall
 
 SERVICE = "/inference.GRPCInferenceService/"

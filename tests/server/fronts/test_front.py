@@ -24,7 +24,7 @@ from penstock.server.json_text import MAX_VALUES
 from tests.clients import models, sequence_models
 from tests.live import Live, live_server
 
-from .living import LiveFronts, attach, live_front
+from .live_fronts import LiveFronts, attach, live_front
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from penstock.batching.engine import Engine
 from penstock.batching.spec import HookSpec
 from penstock.server.fronts.pending_statistics import PendingStatistics
 from penstock.server.fronts.remote_engine import RemoteEngine
-from tests.server.fronts.pair import SPEC, EngineSide, FrontSide, joined, until
+from tests.server.fronts.pair import SPEC, EngineSide, FrontSide, joined, pair, sides, until
 
 GATE = "the_gate_of_test_placing"
 HOOKS = f"""
@@ -97,8 +97,7 @@ def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, A
 
 def test_a_model_that_is_loaded_or_unloaded_is_published_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        engine, front = EngineSide(), FrontSide()
-        try:
+        async with sides() as (engine, front):
             for number in range(20):
                 await engine.load(replace(SPEC, name=f"m{number}"))
             await joined(engine, front)
@@ -115,17 +114,13 @@ def test_a_model_that_is_loaded_or_unloaded_is_published_alone(monkeypatch: pyte
             assert [len(said["retired"]) for said in told] == [1, 1]
             assert front.engine.generation - generation == 2
             assert len(front.engine.models()) == 19
-        finally:
-            await front.stop()
-            await engine.stop()
 
     asyncio.run(main())
 
 
 def test_a_front_end_that_joins_later_receives_all_models_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        engine, front = EngineSide(), FrontSide()
-        try:
+        async with sides() as (engine, front):
             for number in range(3):
                 await engine.load(replace(SPEC, name=f"m{number}"))
             engine.published.publish("m1", (), ["4"])
@@ -140,17 +135,13 @@ def test_a_front_end_that_joins_later_receives_all_models_in_one_message(monkeyp
             assert [model.name for model in front.engine.models()] == ["m0", "m2"]
             for name, version in (("m1", ""), ("m1", "1"), ("m1", "4"), ("m1", "9")):
                 assert _text(front.engine, name, version) == _text(engine.engine, name, version)
-        finally:
-            await front.stop()
-            await engine.stop()
 
     asyncio.run(main())
 
 
 def test_reporting_the_statistics_of_one_model_does_not_inspect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        engine, front = EngineSide(), FrontSide()
-        try:
+        async with sides() as (engine, front):
             for number in range(20):
                 await engine.load(replace(SPEC, name=f"m{number}"))
             await joined(engine, front)
@@ -164,10 +155,7 @@ def test_reporting_the_statistics_of_one_model_does_not_inspect_the_others(monke
                 await asyncio.sleep(0)
 
             assert looked == [counted]
-        finally:
             monkeypatch.undo()
-            await front.stop()
-            await engine.stop()
 
     asyncio.run(main())
 
@@ -198,19 +186,13 @@ def test_objects_held_by_hooks_are_freed_when_their_model_is_unloaded(tmp_path: 
     spec = replace(SPEC, name="hooked", hooks=HookSpec(tmp_path / "hooks.py"))
 
     async def main() -> None:
-        engine, front = EngineSide(), FrontSide()
-        try:
-            await engine.load()
-            await joined(engine, front)
+        async with pair() as (engine, _):
             for _ in range(2):  # the thread of the second one may still be ending
                 await engine.published.publish("hooked", [await engine.published.open(spec)])
                 await engine.published.publish("hooked", ())
             async with asyncio.timeout(10):
                 while not gone.exists():  # noqa: ASYNC110 - `until` would run the garbage collector
                     await asyncio.sleep(0)
-        finally:
-            await front.stop()
-            await engine.stop()
 
     gc.collect()
     gc.disable()

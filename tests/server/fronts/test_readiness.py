@@ -21,7 +21,7 @@ from penstock.server.faults import own_workers
 from penstock.server.fronts.engine_server import EngineServer
 from penstock.server.fronts.front import FrontServer
 from tests.live import Live, live_server, settings_for
-from tests.server.fronts.living import attach, live_front
+from tests.server.fronts.live_fronts import attach, live_front
 
 pytestmark = pytest.mark.slow
 IRIS = Path(__file__).parents[3] / "examples" / "iris"

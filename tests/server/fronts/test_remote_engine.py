@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -32,13 +31,13 @@ from penstock.server.fronts.request_codec import (
     read_submit,
     unpack_outputs,
     write_answer,
-    write_own_outputs,
+    write_custom_outputs,
     write_submit,
 )
 from penstock.server.ipc.wire import Message
 from tests.fakes import Gate, ListSink
 
-from .pair import SPEC, EngineSide, FrontSide, joined, request, until
+from .pair import SPEC, EngineSide, FrontSide, joined, pair, request, until
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -69,18 +68,6 @@ class Ledger:
 
 def _same(outputs: Sequence[Array | None] | None, inputs: Sequence[Array | None]) -> bool:
     return outputs is not None and np.array_equal(np.asarray(outputs[0]), np.asarray(inputs[0]))
-
-
-@asynccontextmanager
-async def pair(function: Any = list) -> AsyncIterator[tuple[EngineSide, FrontSide]]:
-    engine, front = EngineSide(function), FrontSide()
-    try:
-        await engine.load()
-        await joined(engine, front)
-        yield engine, front
-    finally:
-        await front.stop()
-        await engine.stop()
 
 
 STEPS = st.lists(
@@ -400,7 +387,7 @@ async def test_parameters_and_timeout_of_a_request_reach_user_code() -> None:
         sent, come = (request(engine.engine.model("m"), 1, ListSink()) for _ in range(2))
         sent.parameters, sent.timeout_us = {"mine": 3}, 11_000_000_000
 
-        read_submit(come, write_submit(sent, 0, extra_properties(sent, takes_parameters=True, trace_context=None)))
+        read_submit(come, write_submit(sent, 0, extra_properties(sent, takes_parameters=True, forwards_trace=False)))
 
     assert (come.parameters, come.timeout_us) == ({"mine": 3}, 11_000_000_000)
 
@@ -408,7 +395,7 @@ async def test_parameters_and_timeout_of_a_request_reach_user_code() -> None:
 def test_parameters_and_errors_set_by_user_code_are_returned_with_outputs() -> None:
     outputs = CustomOutputs([np.ones(2), None], {"number": 3, "yes": True}, "lacks one")
 
-    there = unpack_outputs(write_own_outputs(outputs), list(outputs))
+    there = unpack_outputs(write_custom_outputs(outputs), list(outputs))
 
     assert isinstance(there, CustomOutputs)
     assert (there[1], there.parameters, there.mismatch) == (None, {"number": 3, "yes": True}, "lacks one")

@@ -19,7 +19,7 @@ from penstock.server.protobuf import service_pb2
 from penstock.server.serve import Server
 from penstock.server.v2.cuda_regions import CudaRegions
 from penstock.server.v2.regions import Regions
-from tests.server.fronts.asked import Client, FrontEnd, engine_of, turns
+from tests.server.fronts.control_sides import Client, FrontEnd, engine_of, turns
 from tests.server.ipc.wires import kept
 from tests.server.v2.rpc.calls import FakeCall
 

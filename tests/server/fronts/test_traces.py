@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import models
-from tests.server.fronts.living import live_front
+from tests.server.fronts.live_fronts import live_front
 from tests.server.test_trace_otel import SPAN_ID, TRACE_ID, collector
 from tests.server.test_tracing_live import PARENT, infer, infer_over_grpc
 

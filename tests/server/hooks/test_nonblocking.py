@@ -15,8 +15,8 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks import replica, replicas
 from penstock.server.hooks.loading import POST, PRE
-from penstock.server.hooks.nonblocking import MAX_SMALL_BYTES, are_small_tensors, is_nonblocking
-from penstock.server.hooks.plain_values import is_small
+from penstock.server.hooks.nonblocking import is_nonblocking
+from penstock.server.hooks.plain_values import MAX_SMALL_BYTES, are_small_tensors, is_small
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage
 
@@ -49,6 +49,9 @@ def is_nonblocking_source(source: str) -> bool:
         "return [float(value) / 255 for value in sample['pixels'] if value is not None]",
         "return [[float(value) for value in row] for row in sample]",
         "return [value ** 2 for value in sample]",
+        "return [f'{value:.2f} {labels[0]}' for value in sample if str(value) != value.lower()]",
+        "return [(value - sample[0]) / len(sample) for value in sample]",
+        "return [f'{many[at]}: {value:.2f}' for at, value in enumerate(sample)]",
         "return {name: round(float(value), 4) for name, value in zip(labels, sample[0])}",
         "return sorted(zip(sample[0].tolist(), labels), reverse=True)[:2]",
         "out = []\n    out.append(sample['a'])\n    return np.array(out, dtype=np.float32)",
@@ -66,6 +69,7 @@ def test_a_hook_that_only_computes_and_looks_up_values_is_nonblocking(body: str)
 import math
 import numpy as np
 labels = ["a", "b", "c"]
+many = list(range(1000))
 mean = np.array([0.5, 0.25])
 def scaled(value, by=2.0):
     return value * by
@@ -95,6 +99,15 @@ def hook(sample, metadata):
         "return [a for _ in sample for a in sample]",
         "return [helper(a) for a in sample]",
         "return [sum(sample) for _ in sample]",
+        "return [str(sample) for _ in sample]",
+        "return [f'{value} of {sample}' for value in sample]",
+        "return ['%s of %s' % (value, sample) for value in sample]",
+        "return ['{} of {}'.format(value, sample) for value in sample]",
+        "return [value.join(sample) for value in sample]",
+        "return [f'{value} of {many}' for value in sample]",
+        "return [many.index(value) for value in sample]",
+        "return [sample.copy() for _ in sample]",
+        "return [sample['rows'].index(value) for value in sample['values']]",
         "return sample['base'] ** sample['n']",
         "sample **= 99",
         "sample[0] *= 2\n    return sample",
@@ -141,6 +154,7 @@ from textwrap import dedent as foreign
 import types
 labels = ["a"]
 huge = np.zeros(100_000)
+many = list(range(1000))
 log = logging.getLogger()
 requests_like = types.SimpleNamespace(get=str)
 class Thing: pass

@@ -15,7 +15,7 @@ from penstock.server.http2.budget import FrameBudget
 from penstock.server.http2.frames import ErrorCode, Http2Error
 from penstock.server.http2.limits import Http2Limits
 
-from .parts import FakeOutbox
+from .fakes import FakeOutbox
 
 FRAMES, RESETS, SETTINGS = 10, 5, 100
 EARNED = 8

@@ -9,7 +9,7 @@ import pytest
 from penstock.server.http2.drain import DRAIN_PING, Drain
 from penstock.server.http2.frames import MAX_WINDOW, PING, ErrorCode, frame, goaway
 
-from .parts import FakeOutbox
+from .fakes import FakeOutbox
 from .wire import FakeLoop
 
 DRAIN_LINGER_S, GOODBYE_S = 0.5, 1.0

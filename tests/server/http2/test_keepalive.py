@@ -12,7 +12,7 @@ from penstock.server.http2.budget import FrameBudget
 from penstock.server.http2.frames import ACK, PING, ErrorCode, Http2Error, frame
 from penstock.server.http2.keepalive import Keepalive
 
-from .parts import FakeOutbox, make_shared
+from .fakes import FakeOutbox, make_shared
 from .wire import FakeLoop
 
 ASKED = frame(PING, 0, 0, b"are you?")

@@ -30,7 +30,7 @@ from penstock.server.http2.outbox import Outbox
 from penstock.server.http2.shared import Http2Shared
 from penstock.server.http2.stream import LOW_BYTES
 
-from .parts import FakeStream, make_shared
+from .fakes import FakeStream, make_shared
 from .wire import FakeLoop, FakeTransport, Frame, frames_of
 
 LAST = frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, 0, b"last")

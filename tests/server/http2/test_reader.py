@@ -28,7 +28,7 @@ from penstock.server.http2.frames import (
     frame,
 )
 
-from .parts import FakeConnection
+from .fakes import FakeConnection
 
 KNOWN, HEAD = b"known", object()
 INTRODUCED = frames.settings({})

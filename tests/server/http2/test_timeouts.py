@@ -10,7 +10,7 @@ from penstock.server.http2.frames import ErrorCode, Http2Error
 from penstock.server.http2.limits import Http2Limits
 from penstock.server.http2.timeouts import Timeouts
 
-from .parts import FakeOutbox, FakeStream
+from .fakes import FakeOutbox, FakeStream
 
 
 class Aging:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.server.http2.frames import DEFAULT_WINDOW, ErrorCode, Http2Error, read_word, window_update
 from penstock.server.http2.window import ReceiveWindow
 
-from .parts import FakeOutbox
+from .fakes import FakeOutbox
 
 SIZE = 1 << 20
 

@@ -58,7 +58,7 @@ class FaultyBinding:
         self._lent: list[Array | None] = []
         self._stopped = threading.Event()
         if on:
-            self.run_on, self.begin = self._run, self._stopped.clear
+            self.run_on, self.clear_stop = self._run, self._stopped.clear
 
     def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         self._stopped.clear()

@@ -18,7 +18,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, OutOfMemory, RunStopped
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.binding import IsolatedBinding
-from penstock.server.isolated.kinds import read_failure, read_run, write_failure, write_run
+from penstock.server.isolated.messages import read_failure, read_run, write_failure, write_run
 from penstock.server.workers import worker as worker_module
 from tests.processes import descriptors, lives
 from tests.server.isolated.faulty import Fault

@@ -15,8 +15,8 @@ from penstock.backends.loading import LOADERS
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import WorkerSpec
-from penstock.server.isolated.kinds import read_signature, write_binding
 from penstock.server.isolated.loader import IsolatedLoader, label_of, read_worker_spec, with_isolated
+from penstock.server.isolated.messages import read_signature, write_binding
 from tests.fakes import FakeBackend, fake_loader
 from tests.processes import lives
 from tests.server.isolated.faulty import Fault

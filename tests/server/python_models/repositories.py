@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import tritonclient.http as triton_http
 
 ADD_SUB = """
 import numpy as np
@@ -51,6 +57,21 @@ def write_model(root: Path, name: str, code: str, config: str = "", toml: str = 
     if toml:
         (folder / "penstock.toml").write_text(toml)
     return folder
+
+
+def infer_value(client: Any, model: str, value: float, **terms: Any) -> float:
+    """Send one value to a model that has the tensors of ONE. Returns: its answer."""
+    x = triton_http.InferInput("x", [1, 1], "FP32")
+    x.set_data_from_numpy(np.array([[value]], np.float32))
+    return float(client.infer(model, [x], **terms).as_numpy("y")[0, 0])
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Wait for an effect in another process or in the server."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def left_behind() -> set[int]:

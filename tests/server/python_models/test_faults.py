@@ -6,14 +6,11 @@ import functools
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
 import httpx
-import numpy as np
 import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
@@ -22,7 +19,7 @@ from penstock.server.workers import restarting
 from penstock.server.workers.backoff import Backoff
 from tests.live import Live, live_server
 from tests.processes import descriptors
-from tests.server.python_models.repositories import ONE, left_behind, write_model
+from tests.server.python_models.repositories import ONE, infer_value, left_behind, wait_until, write_model
 
 pytestmark = pytest.mark.slow
 GUARD_S = 60.0
@@ -94,20 +91,6 @@ model_transaction_policy { decoupled: true }
 BATCHED = ONE + "dynamic_batching {}\ninstance_group [ { count: 2 kind: KIND_CPU } ]"
 
 
-def ask(client: triton_http.InferenceServerClient, model: str, value: float) -> float:
-    given = triton_http.InferInput("x", [1, 1], "FP32")
-    given.set_data_from_numpy(np.array([[value]], np.float32))
-    return float(client.infer(model, [given]).as_numpy("y")[0, 0])
-
-
-def until(met: Callable[[], bool]) -> None:
-    """Wait for an effect in another process or in the server."""
-    end = time.monotonic() + GUARD_S
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 class Clients:
     """Clients that send requests continuously, and a ledger of how each request ended."""
 
@@ -125,7 +108,7 @@ class Clients:
             while not self._stop.is_set():
                 number += 1
                 try:
-                    end = "right" if ask(client, "triple", number) == number * 3 else "wrong"
+                    end = "right" if infer_value(client, "triple", number) == number * 3 else "wrong"
                 except InferenceServerException as error:
                     end = str(error.status())
                 self.ledger.setdefault(first + number, []).append(end)
@@ -150,13 +133,13 @@ def test_a_killed_worker_fails_only_the_requests_that_it_ran(tmp_path: Path) -> 
                 if kills >= 3 and ["503"] in clients.ledger.values():
                     break
                 ended = clients.ended
-                until(lambda ended=ended: clients.ended > ended + 200)  # type: ignore[misc]
+                wait_until(lambda ended=ended: clients.ended > ended + 200)  # type: ignore[misc]
                 victim = min(left_behind() - before)
                 os.kill(victim, signal.SIGKILL)
-                until(lambda victim=victim: victim not in left_behind())  # type: ignore[misc]
-                until(lambda: len(left_behind() - before) == 2)
+                wait_until(lambda victim=victim: victim not in left_behind())  # type: ignore[misc]
+                wait_until(lambda: len(left_behind() - before) == 2)
             ended = clients.ended
-            until(lambda: clients.ended > ended + 200)
+            wait_until(lambda: clients.ended > ended + 200)
         finally:
             clients.stop()
         assert httpx.get(f"{live.url}/v2/health/ready").status_code == 200
@@ -173,26 +156,26 @@ def test_a_crash_fails_only_the_request_that_caused_it(tmp_path: Path, value: fl
     write_model(tmp_path, "triple", TRIPLE, ONE)
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         with pytest.raises(InferenceServerException) as caught:
-            ask(client, "triple", value)
+            infer_value(client, "triple", value)
         assert caught.value.status() in {status, "500"}
-        assert ask(client, "triple", 2) == 6
+        assert infer_value(client, "triple", 2) == 6
 
 
 def test_a_hung_call_is_terminated_at_its_time_limit(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE, "[worker]\ntimeout_s = 0.5\n")
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         with pytest.raises(InferenceServerException, match=r"limit of 0\.5 s"):
-            ask(client, "triple", -1)
-        assert ask(client, "triple", 2) == 6
+            infer_value(client, "triple", -1)
+        assert infer_value(client, "triple", 2) == 6
 
 
 def test_a_worker_above_its_memory_limit_is_killed(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE, "[worker]\nmemory_mb = 300\n")
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         with pytest.raises(InferenceServerException) as caught:
-            ask(client, "triple", -4)
+            infer_value(client, "triple", -4)
         assert caught.value.status() == "503"
-        assert ask(client, "triple", 2) == 6
+        assert infer_value(client, "triple", 2) == 6
 
 
 def test_the_model_is_not_ready_while_it_has_no_worker(tmp_path: Path) -> None:
@@ -204,9 +187,9 @@ def test_the_model_is_not_ready_while_it_has_no_worker(tmp_path: Path) -> None:
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         (victim,) = left_behind() - before
         os.kill(victim, signal.SIGKILL)
-        until(lambda: not client.is_model_ready("triple"))
+        wait_until(lambda: not client.is_model_ready("triple"))
         assert httpx.get(f"{live.url}/v2/health/ready").status_code == 400
-        assert ask(client, "triple", 2) == 6
+        assert infer_value(client, "triple", 2) == 6
         assert client.is_model_ready("triple")
 
 
@@ -225,9 +208,9 @@ def test_waiting_requests_fail_with_the_reason_when_a_worker_cannot_restart(tmp_
     write_model(tmp_path, "triple", once, ONE)
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         with pytest.raises(InferenceServerException):
-            ask(client, "triple", -2)
+            infer_value(client, "triple", -2)
         with pytest.raises(InferenceServerException, match="only once") as caught:
-            ask(client, "triple", 2)
+            infer_value(client, "triple", 2)
         assert caught.value.status() == "503"
         assert not client.is_model_ready("triple")
 
@@ -239,7 +222,7 @@ def test_the_server_exits_while_a_model_hangs(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with live_server(tmp_path, exit_timeout_secs=1) as live:
             hangs = pool.submit(httpx.post, f"{live.url}/v2/models/triple/infer", json=asked, timeout=GUARD_S)
-            until(lambda: live.server.engine.inflight == 1)
+            wait_until(lambda: live.server.engine.inflight == 1)
         assert hangs.result().status_code == 503
 
     assert left_behind() == before
@@ -251,9 +234,9 @@ def test_repeated_worker_crashes_do_not_delay_other_requests(tmp_path: Path, mon
     write_model(tmp_path, "triple", TRIPLE, ONE)
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         for _ in range(4):
-            assert ask(client, "triple", 2) == 6
+            assert infer_value(client, "triple", 2) == 6
             with pytest.raises(InferenceServerException, match="ended: signal 11"):
-                ask(client, "triple", -2)
+                infer_value(client, "triple", -2)
 
 
 def test_a_worker_that_dies_before_a_deferred_answer_fails_the_request(tmp_path: Path) -> None:
@@ -298,13 +281,13 @@ def test_repeated_loading_and_unloading_leaks_no_descriptors_or_threads(tmp_path
         def come_and_go(times: int) -> None:
             for _ in range(times):
                 client.load_model("triple")
-                assert ask(client, "triple", 2) == 6
+                assert infer_value(client, "triple", 2) == 6
                 client.unload_model("triple")
 
         come_and_go(2)
         files, threads = descriptors(), threading.active_count()
         come_and_go(3)
-        until(lambda: descriptors() <= files and threading.active_count() <= threads)  # one may be just ending
+        wait_until(lambda: descriptors() <= files and threading.active_count() <= threads)  # one may be just ending
 
 
 def test_unloading_finalizes_the_model_and_ends_its_workers(tmp_path: Path) -> None:
@@ -313,7 +296,7 @@ def test_unloading_finalizes_the_model_and_ends_its_workers(tmp_path: Path) -> N
     with live_server(tmp_path, model_control_mode="explicit") as live:
         with triton_http.InferenceServerClient(live.address) as client:
             client.load_model("triple")
-            assert ask(client, "triple", 2) == 6
+            assert infer_value(client, "triple", 2) == 6
             assert len(left_behind() - before) == 2
             client.unload_model("triple")
         assert left_behind() == before

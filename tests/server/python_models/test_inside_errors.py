@@ -55,7 +55,7 @@ def test_a_traceback_from_user_code_is_logged_as_the_exception_text(
     said = {"level": "error", "file": str(file), "line": 1, "message": traceback_text(failure(file))}
     nobody: Any = None
 
-    Upcalls(nobody, nobody, {"model": "m"}).on_message(LOG, 0, json.dumps(said).encode(), [])
+    Upcalls(nobody, {"model": "m"}, nobody).on_message(LOG, 0, json.dumps(said).encode(), [])
 
     (record,) = caplog.records
     assert record.getMessage() == f"{file}:1: RuntimeError: none found"

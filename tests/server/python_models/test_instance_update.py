@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.live import Live, live_server
-from tests.server.python_models.repositories import write_model
+from tests.server.python_models.repositories import wait_until, write_model
 
 pytestmark = pytest.mark.slow
 GUARD_S = 60.0
@@ -118,15 +117,7 @@ class Stage:
 
     def unload(self) -> None:
         self.client.unload_model("m")
-        until(lambda: self.noted("initialized") == self.noted("finalized"))
-
-
-def until(met: Callable[[], bool]) -> None:
-    """Wait for an effect in another process."""
-    end = time.monotonic() + GUARD_S
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        wait_until(lambda: self.noted("initialized") == self.noted("finalized"))
 
 
 @pytest.fixture
@@ -193,7 +184,7 @@ def test_an_instance_is_added_while_another_instance_is_busy(stage: Stage) -> No
     (stage.notes / "no_execute").touch()
     with ThreadPoolExecutor() as pool:
         busy = pool.submit(stage.ask)
-        until(lambda: stage.noted("execute_begun") == 1)
+        wait_until(lambda: stage.noted("execute_begun") == 1)
         stage.configure(cpu(2))
 
         stage.client.load_model("m")
@@ -209,7 +200,7 @@ def test_a_busy_instance_ends_after_its_answer_without_delaying_the_load(stage: 
     (stage.notes / "no_execute").touch()
     with ThreadPoolExecutor() as pool:
         busy = [pool.submit(stage.ask) for _ in range(2)]
-        until(lambda: stage.noted("execute_begun") == 2)
+        wait_until(lambda: stage.noted("execute_begun") == 2)
         stage.configure(cpu(1))
 
         stage.client.load_model("m")
@@ -217,7 +208,7 @@ def test_a_busy_instance_ends_after_its_answer_without_delaying_the_load(stage: 
         assert stage.counts == (2, 0)
         (stage.notes / "no_execute").unlink()
         assert all(each.result() for each in busy)
-    until(lambda: stage.counts == (2, 1))
+    wait_until(lambda: stage.counts == (2, 1))
 
 
 def test_requests_are_answered_while_an_instance_is_being_added(stage: Stage) -> None:
@@ -226,7 +217,7 @@ def test_requests_are_answered_while_an_instance_is_being_added(stage: Stage) ->
     stage.configure(cpu(2))
     with ThreadPoolExecutor() as pool:
         load = pool.submit(stage.client.load_model, "m")
-        until(lambda: stage.noted("initialize_begun") == 1)
+        wait_until(lambda: stage.noted("initialize_begun") == 1)
 
         assert stage.ask()
 
@@ -251,7 +242,7 @@ def test_sequences_stay_on_their_instance_which_ends_after_them(stage: Stage, st
     assert all(stage.step(number) for number in (1, 2, 1))
     assert load(3) == (4, 0)
     assert stage.step(2, end=True)
-    until(lambda: stage.counts == (4, 1))
+    wait_until(lambda: stage.counts == (4, 1))
     assert load(1) == (4, 3)
     assert stage.step(1, end=True)
 
@@ -261,7 +252,7 @@ def test_changed_rate_limiter_resources_replace_the_instances(stage: Stage) -> N
     assert stage.load(cpu(2, needs.format(2))) == (2, 0)
     assert stage.load(cpu(3, needs.format(2))) == (3, 0)
     stage.load(cpu(3, needs.format(4)))
-    until(lambda: stage.counts == (6, 3))
+    wait_until(lambda: stage.counts == (6, 3))
 
 
 def test_concurrent_loads_run_in_order_and_lose_no_requests(stage: Stage) -> None:
@@ -287,7 +278,7 @@ def test_concurrent_loads_run_in_order_and_lose_no_requests(stage: Stage) -> Non
                 load.result()
         stop.set()
         assert all(each.result() for each in asking)
-    until(lambda: stage.noted("initialized") - stage.noted("finalized") == 2)
+    wait_until(lambda: stage.noted("initialized") - stage.noted("finalized") == 2)
 
 
 def test_the_reported_configuration_has_the_current_instance_count(stage: Stage) -> None:

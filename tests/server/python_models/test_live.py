@@ -241,13 +241,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     assert left_behind() == before
 
 
-@pytest.fixture
-def http(live: Live) -> Iterator[triton_http.InferenceServerClient]:
-    client = triton_http.InferenceServerClient(live.address, concurrency=8)
-    yield client
-    client.close()
-
-
 def x(*values: float) -> list[Any]:
     given = triton_http.InferInput("x", [1, len(values)], "FP32")
     given.set_data_from_numpy(np.array([values], np.float32))

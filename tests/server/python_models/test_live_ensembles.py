@@ -14,7 +14,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
 from tests.live import Live, live_server
-from tests.server.fronts.living import live_front
+from tests.server.fronts.live_fronts import live_front
 from tests.server.python_models.repositories import write_model
 
 TELLS = """

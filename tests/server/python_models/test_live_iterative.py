@@ -164,13 +164,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     assert left_behind() == before
 
 
-@pytest.fixture
-def http(live: Live) -> Iterator[triton_http.InferenceServerClient]:
-    client = triton_http.InferenceServerClient(live.address, concurrency=8)
-    yield client
-    client.close()
-
-
 def x(kind: Any, value: int) -> list[Any]:
     given = kind.InferInput("x", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[value]], np.int32))

@@ -6,8 +6,7 @@ import json
 import logging
 import queue
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.live import Live, live_server
-from tests.server.python_models.repositories import ONE, left_behind, write_model
+from tests.server.python_models.repositories import ONE, infer_value, left_behind, wait_until, write_model
 
 pytestmark = pytest.mark.slow
 GUARD_S = 10.0
@@ -163,60 +162,40 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     assert left_behind() == before
 
 
-@pytest.fixture
-def http(live: Live) -> Iterator[triton_http.InferenceServerClient]:
-    with triton_http.InferenceServerClient(live.address, concurrency=8) as client:
-        yield client
-
-
-def ask(client: Any, model: str, value: float, **terms: Any) -> float:
-    given = triton_http.InferInput("x", [1, 1], "FP32")
-    given.set_data_from_numpy(np.array([[value]], np.float32))
-    return float(client.infer(model, [given], **terms).as_numpy("y")[0, 0])
-
-
-def until(met: Callable[[], bool]) -> None:
-    """Wait for an effect in the server."""
-    end = time.monotonic() + GUARD_S
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_python_models_can_be_steps_of_an_ensemble(http: Any) -> None:
-    assert ask(http, "twice", 3) == 5
+    assert infer_value(http, "twice", 3) == 5
 
 
 def test_an_answer_is_cached(http: Any) -> None:
-    assert ask(http, "cached", 7) == ask(http, "cached", 7)
-    assert ask(http, "cached", 8) != ask(http, "cached", 7)
+    assert infer_value(http, "cached", 7) == infer_value(http, "cached", 7)
+    assert infer_value(http, "cached", 8) != infer_value(http, "cached", 7)
 
 
 def test_warmup_samples_run_before_readiness_and_are_not_counted(http: Any) -> None:
-    assert ask(http, "warmed", 1) > 3
+    assert infer_value(http, "warmed", 1) > 3
     (counted,) = http.get_inference_statistics("warmed")["model_stats"]
     assert counted["inference_count"] == 1
 
 
 def test_priorities_and_rate_limits_apply_to_python_models(http: Any) -> None:
-    assert ask(http, "priorities", 1, priority=1) == 2
-    assert [ask(http, "rated", value) for value in range(5)] == [1, 2, 3, 4, 5]
+    assert infer_value(http, "priorities", 1, priority=1) == 2
+    assert [infer_value(http, "rated", value) for value in range(5)] == [1, 2, 3, 4, 5]
 
 
 def test_a_model_receives_several_answers_from_another_model(http: Any) -> None:
-    assert ask(http, "driver", 1, parameters={"do": "sum", "model": "three"}) == 3
+    assert infer_value(http, "driver", 1, parameters={"do": "sum", "model": "three"}) == 3
 
 
 def test_a_model_loads_and_unloads_another_model(http: Any) -> None:
-    assert ask(http, "driver", 1, parameters={"do": "unload", "model": "priorities"}) == 0
+    assert infer_value(http, "driver", 1, parameters={"do": "unload", "model": "priorities"}) == 0
     assert not http.is_model_ready("priorities")
-    assert ask(http, "driver", 1, parameters={"do": "load", "model": "priorities"}) == 1
+    assert infer_value(http, "driver", 1, parameters={"do": "load", "model": "priorities"}) == 1
     assert http.is_model_ready("priorities")
 
 
 def test_a_failed_load_is_an_error_of_the_calling_model(http: Any) -> None:
     with pytest.raises(InferenceServerException, match="failed to load 'nobody'"):
-        ask(http, "driver", 1, parameters={"do": "load", "model": "nobody"})
+        infer_value(http, "driver", 1, parameters={"do": "load", "model": "nobody"})
 
 
 def test_a_failed_initialize_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -243,7 +222,7 @@ def test_a_disconnected_client_cancels_its_stream(live: Live) -> None:
     client.stop_stream(cancel_requests=True)
     client.close()
 
-    until(lambda: live.server.engine.model("ticks").inflight == 0)
+    wait_until(lambda: live.server.engine.model("ticks").inflight == 0)
 
 
 def test_a_closed_connection_cancels_generate_stream(live: Live) -> None:
@@ -251,7 +230,7 @@ def test_a_closed_connection_cancels_generate_stream(live: Live) -> None:
         first = next(line for line in answer.iter_lines() if line)
 
     assert json.loads(first.removeprefix("data: "))["y"] == 0
-    until(lambda: live.server.engine.model("ticks").inflight == 0)
+    wait_until(lambda: live.server.engine.model("ticks").inflight == 0)
 
 
 def test_predict_accepts_any_json(live: Live) -> None:
@@ -264,7 +243,7 @@ def test_a_model_runs_on_the_configured_python_interpreter(tmp_path: Path) -> No
     write_model(tmp_path, "add_one", ADD_ONE, ONE, f'[worker]\ninterpreter = "{sys.executable}"\n')
     write_model(tmp_path, "none", ADD_ONE, ONE, '[worker]\ninterpreter = "/no/such/python"\n')
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
-        assert ask(client, "add_one", 1) == 2
+        assert infer_value(client, "add_one", 1) == 2
         rows = live.call(live.server.control.index())
 
     assert "/no/such/python" in next(row["reason"] for row in rows if row["name"] == "none")
@@ -275,10 +254,10 @@ def test_reloading_a_model_uses_its_changed_code(tmp_path: Path) -> None:
     explicit = live_server(tmp_path, model_control_mode="explicit")
     with explicit as live, triton_http.InferenceServerClient(live.address) as client:
         client.load_model("add_one")
-        assert ask(client, "add_one", 1) == 2
+        assert infer_value(client, "add_one", 1) == 2
         (folder / "1" / "model.py").write_text(ADD_ONE.replace("+ 1", "+ 2000"))
         client.load_model("add_one")
-        assert ask(client, "add_one", 1) == 2001
+        assert infer_value(client, "add_one", 1) == 2001
 
 
 def test_a_load_request_can_contain_the_model_file(tmp_path: Path) -> None:
@@ -290,4 +269,4 @@ def test_a_load_request_can_contain_the_model_file(tmp_path: Path) -> None:
     explicit = live_server(tmp_path, model_control_mode="explicit")
     with explicit as live, triton_http.InferenceServerClient(live.address) as client:
         client.load_model("brought", config=json.dumps(config), files={"file:1/model.py": ADD_ONE.encode()})
-        assert ask(client, "brought", 1) == 2
+        assert infer_value(client, "brought", 1) == 2

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.server.python_models.loading import _make_order, _named_instances
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.repository.scan import read_folder
 from tests.server.repository.folders import make
 
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format
 
 from penstock.batching.scheduling.queue_limits import queue_rows
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from penstock.server.repository.fields.batching import HOLD_VARIABLE, hold_requests
-from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.model_config import read
 from penstock.server.repository.parsed_config import ParsedConfig, make_policy
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from tests.server.repository.configs import read_text
 
 
 def stated(text: str) -> ParsedConfig:
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, findings = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.from_numbers(()))
+    statement, findings = read_text(text)
     assert findings == []
     return statement
 
@@ -104,8 +100,7 @@ def test_a_batch_policy_is_hashable() -> None:
     [("dynamic_batching { }", 5), ("sequence_batching { direct { } }", 5), ("", 0), ("max_batch_size: 4", 0)],
 )
 def test_requests_are_held_only_where_tritons_scheduler_holds_them(text: str, held: int) -> None:
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, _ = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.from_numbers(()))
+    statement, _ = read_text(text)
 
     assert make_policy(statement, 64, 5).hold_requests == held
     assert make_policy(statement, 64).hold_requests == 0

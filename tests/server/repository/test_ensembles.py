@@ -5,33 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format
 
 from penstock.backends.loading import LOADERS
 from penstock.batching.spec import EnsembleSpec, Step
 from penstock.server.repository.check import check
-from penstock.server.repository.findings import Finding
-from penstock.server.repository.gpus import Gpus
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.load_order import sort_by_dependency
-from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.parsed_config import ParsedConfig
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2
-from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.repository.scan import read_folder
 from penstock.server.repository.states import ModelRecord, ModelState
 from tests.clients.ensembles import CHAIN, config, step, write_ensemble, write_models
+from tests.server.repository.configs import read_text
 
 ONE = step("m", [("x", "in")], [("y", "out")])
 PLAIN = config("m", ["in"], ["out"], [ONE])
 
 
-def read(text: str) -> tuple[ParsedConfig, list[Finding]]:
-    parsed = text_format.Parse(text, model_config_pb2().ModelConfig())
-    return read_config(Path("m"), Path("m/config.pbtxt"), parsed, field_lines(text), Gpus.from_numbers(()))
-
-
 class TestConfiguration:
     def test_the_steps_of_an_ensemble_are_read(self) -> None:
-        said, findings = read(
+        said, findings = read_text(
             PLAIN.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 3").replace("-1", "2")
         )
 
@@ -43,7 +34,7 @@ class TestConfiguration:
         page = (Path(__file__).parents[3] / "docs" / "ensembles.md").read_text("utf-8")
         text = page.split("```")[1].replace('"pipeline"', '"m"')
 
-        said, findings = read(text)
+        said, findings = read_text(text)
         assert findings == []
         assert [step.version for step in said.values["ensemble"].steps] == ["", "", "2"]
 
@@ -77,11 +68,11 @@ class TestConfiguration:
         ],
     )
     def test_an_invalid_ensemble_is_rejected_with_tritons_message(self, text: str, message: str) -> None:
-        assert message in [finding.message for finding in read(text)[1]]
+        assert message in [finding.message for finding in read_text(text)[1]]
 
     def test_parameters_of_an_ensemble_are_informational(self) -> None:
         """Riva's clients read them. An ensemble runs nothing itself to which a known parameter could apply."""
-        said, findings = read(PLAIN + "".join(f'parameters {{ key: "{name}" value {{ string_value: "x" }} }}'
+        said, findings = read_text(PLAIN + "".join(f'parameters {{ key: "{name}" value {{ string_value: "x" }} }}'
                               for name in ("chunk_size", "execution_mode")))  # fmt: skip
 
         assert [(finding.is_mistake, finding.message.partition(":")[0]) for finding in findings] == [

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.repository.fields import accelerators
 from penstock.server.repository.fields.accelerators import CUDA, OPTIONS, TENSORRT
-from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.pbtxt import model_config_pb2
+from tests.server.repository.configs import read_values
 
 
 def read(text: str) -> tuple[dict[str, Any], list[str]]:
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.from_numbers((0, 1)))
-    return dict(stated.values), [finding.message for finding in findings]
+    return read_values(text, (0, 1))
 
 
 def accelerator(name: str, **parameters: str) -> str:

@@ -13,8 +13,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
 from penstock.server.repository.completed_config import complete_config, to_json
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.gpus import Gpus, GpuSources
-from penstock.server.repository.scan import Defaults, ModelEntry, read_folder
+from penstock.server.repository.scan import ModelEntry, read_folder
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import FakeGround, fake_cuda_loader
 from tests.backends.onnx_models import contract_model

@@ -6,24 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.completed_config import complete_config, to_json
 from penstock.server.repository.fields.instances import MISSING_GPU
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.pbtxt import model_config_pb2
-
-
-def read(text: str, gpus: tuple[int, ...] | None = ()) -> tuple[dict[str, Any], list[str]]:
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.from_numbers(gpus))
-    return dict(stated.values), [finding.message for finding in findings]
+from tests.server.repository.configs import parse_text, read_values
 
 
 def groups(text: str, gpus: tuple[int, ...] | None = ()) -> tuple[InstanceGroup, ...]:
-    values, messages = read(text, gpus)
+    values, messages = read_values(text, gpus)
     assert messages == []
     found: tuple[InstanceGroup, ...] = values["instances"]
     return found
@@ -73,7 +67,7 @@ class TestGroups:
     def test_an_invalid_group_is_rejected_with_tritons_message(
         self, text: str, gpus: tuple[int, ...] | None, message: str
     ) -> None:
-        (found,) = read(f"instance_group {{ {text} }}", gpus)[1]
+        (found,) = read_values(f"instance_group {{ {text} }}", gpus)[1]
 
         assert found.startswith(f"instance group {message}")
 
@@ -88,7 +82,7 @@ class TestGroups:
     def test_a_missing_gpu_is_recorded_and_is_not_a_mistake_yet(
         self, text: str, gpus: tuple[int, ...] | None, message: str
     ) -> None:
-        values, messages = read(f"instance_group {{ {text} }}", gpus)
+        values, messages = read_values(f"instance_group {{ {text} }}", gpus)
 
         assert messages == []
         assert values[MISSING_GPU] == f"instance group {message}"
@@ -97,7 +91,7 @@ class TestGroups:
 
 class TestReportedGroups:
     def report(self, text: str, gpus: tuple[int, ...]) -> list[dict[str, Any]]:
-        declared = text_format.Parse(text, model_config_pb2().ModelConfig())
+        declared = parse_text(text)
         spec = ModelSpec("m", 1, Path("m"), instances=groups(text, gpus))
         found: list[dict[str, Any]] = to_json(complete_config(declared, spec, "onnxruntime_onnx"))["instance_group"]
         return found
@@ -129,7 +123,7 @@ class TestPriority:
         ("word", "weight"), [("PRIORITY_DEFAULT", None), ("PRIORITY_MAX", 4.0), ("PRIORITY_MIN", 0.25)]
     )
     def test_priority_becomes_a_weight_of_the_device(self, word: str, weight: float | None) -> None:
-        values, messages = read(f"optimization {{ priority: {word} }}")
+        values, messages = read_values(f"optimization {{ priority: {word} }}")
 
         assert messages == []
         assert values.get("device_priority") == weight

@@ -11,7 +11,8 @@ from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.isolated.loader import with_isolated
 from penstock.server.repository.check import check
-from penstock.server.repository.scan import Defaults, ModelEntry, read_folder, scan
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.scan import ModelEntry, read_folder, scan
 from tests.backends.onnx_models import contract_model
 
 ISOLATED = "[runtime]\nisolated = true\n"

@@ -9,9 +9,10 @@ from google.protobuf import text_format
 
 from penstock.backends.loading import LOADERS
 from penstock.backends.onnx_providers import options_with_prefix
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.check import check
-from penstock.server.repository.pbtxt import model_config_pb2
-from penstock.server.repository.scan import Defaults, ModelEntry, read_folder, scan
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.scan import ModelEntry, read_folder, scan
 from tests.backends.onnx_models import contract_model
 from tests.server.repository.folders import make, native
 

@@ -11,9 +11,9 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.repository.control import ModelControl
 from penstock.server.repository.control_options import ControlOptions
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.mirrors import MirroredRepository, Mirrors, make_defaults
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 from tests.server.repository.folders import FakeEngine, look_twice, make
 from tests.server.repository.stores import URL, Store, put, registered

@@ -6,30 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.batching.spec import InstanceGroup
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.fields import gpu
 from penstock.server.repository.fields.optimization import PARAMETERS, SESSION_ENTRIES
-from penstock.server.repository.findings import Finding
-from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import DOCUMENTATION, HINTS, HONOURED, REFUSED
-from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.parsed_config import ParsedConfig
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from tests.server.repository.configs import read_text
 
 DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
 
 
-def read(text: str, gpus: tuple[int, ...] | None = (), folder: Path = Path("m")) -> tuple[ParsedConfig, list[Finding]]:
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    return read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(gpus))
-
-
 def messages(text: str, gpus: tuple[int, ...] | None = ()) -> list[str]:
-    return [finding.message for finding in read(text, gpus)[1]]
+    return [finding.message for finding in read_text(text, gpus)[1]]
 
 
 def fields(descriptor: Any, above: str = "") -> Iterator[str]:
@@ -59,7 +50,7 @@ def test_every_field_of_model_config_is_listed_with_a_decision() -> None:
     ids=["a parameter", "a tensor", "one with an odd name"],
 )
 def test_a_mistake_in_a_repeated_field_has_the_line_of_its_element(text: str, line: int) -> None:
-    [finding] = read(text)[1]
+    [finding] = read_text(text)[1]
 
     assert finding.line == line
 
@@ -89,7 +80,7 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
     ],
 )
 def test_an_unsupported_field_is_rejected_with_its_name_and_line(field: str, text: str) -> None:
-    _, findings = read("\n\n" + text)
+    _, findings = read_text("\n\n" + text)
 
     assert (3, f"field '{field}' is not supported") in [(finding.line, finding.message) for finding in findings]
 
@@ -103,7 +94,7 @@ def test_an_unsupported_field_is_rejected_with_its_name_and_line(field: str, tex
     ],
 )
 def test_a_field_without_effect_on_answers_is_a_warning(field: str, text: str) -> None:
-    _, (finding,) = read("\n\n" + text)
+    _, (finding,) = read_text("\n\n" + text)
 
     assert (finding.line, finding.is_mistake) == (3, False)
     assert finding.message.startswith(f"field '{field}' has no effect: ")
@@ -115,7 +106,7 @@ FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 @pytest.mark.parametrize(("said", "bounds"), [("-1, 0.0, 2.5", (-1, 0, 2.5)), ("7", (7,))])
 def test_the_buckets_of_a_histogram_are_read(said: str, bounds: tuple[float, ...]) -> None:
-    statement, findings = read(METRIC % (FIRST_RESPONSE, said))
+    statement, findings = read_text(METRIC % (FIRST_RESPONSE, said))
 
     assert (statement.get("metrics.first_response_ms"), findings) == (bounds, [])
 
@@ -134,7 +125,7 @@ def test_the_buckets_of_a_histogram_are_read(said: str, bounds: tuple[float, ...
 )
 def test_an_incomplete_metric_control_is_a_mistake(control: str, text: str) -> None:
     """Source: the messages in qa/L0_model_config/model_metrics."""
-    _, (finding,) = read(f"model_metrics {{ metric_control {{ {control} }} }}")
+    _, (finding,) = read_text(f"model_metrics {{ metric_control {{ {control} }} }}")
 
     assert finding.is_mistake
     assert text in finding.message
@@ -142,14 +133,14 @@ def test_an_incomplete_metric_control_is_a_mistake(control: str, text: str) -> N
 
 @pytest.mark.parametrize("said", ["1, 1", "2, 1", "1, inf", "nan"])
 def test_histogram_buckets_that_do_not_ascend_are_a_mistake(said: str) -> None:
-    statement, [finding] = read("\n" + METRIC % (FIRST_RESPONSE, said))
+    statement, [finding] = read_text("\n" + METRIC % (FIRST_RESPONSE, said))
 
     assert (finding.line, finding.is_mistake, "each above the one before it" in finding.message) == (2, True, True)
     assert statement.get("metrics.first_response_ms") is None
 
 
 def test_a_metric_that_is_not_customizable_is_a_warning() -> None:
-    _, [finding] = read("\n" + METRIC % ("nv_inference_count", "1"))
+    _, [finding] = read_text("\n" + METRIC % ("nv_inference_count", "1"))
 
     assert (finding.line, finding.is_mistake) == (2, False)
     text = "Metric family 'nv_inference_count' in 'metric_identifier' is not a customizable metric in Triton core."
@@ -158,7 +149,7 @@ def test_a_metric_that_is_not_customizable_is_a_warning() -> None:
 
 @pytest.mark.parametrize("said", ["default_priority_level: 1", "priority_queue_policy { key: 1 value { } }"])
 def test_priority_settings_without_priority_levels_are_a_warning(said: str) -> None:
-    stated, [finding] = read(f"dynamic_batching {{ {said} }}")
+    stated, [finding] = read_text(f"dynamic_batching {{ {said} }}")
 
     name = said.partition(":")[0].partition(" ")[0]
     text = f"field 'dynamic_batching.{name}' has no effect without 'priority_levels' for m"
@@ -173,7 +164,7 @@ def test_features_that_are_turned_off_are_accepted() -> None:
 
 
 def test_all_supported_fields_are_read() -> None:
-    stated, findings = read(
+    stated, findings = read_text(
         """
 name: "m" platform: "onnxruntime_onnx" backend: "onnxruntime" default_model_filename: "net.onnx"
 max_batch_size: 16
@@ -198,7 +189,7 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         "model.file": "net.onnx",
         "model.versions": ("specific", (1, 3)),
         "batching.max_batch_size": 16,
-        "batching.held": True,
+        "batching.has_scheduler": True,
         "batching.preferred": (4, 8),
         "batching.max_queue_delay_us": 100,
         "batching.default_timeout_us": 9,
@@ -207,7 +198,7 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         "inputs": (TensorSpec("x", "BYTES", (-1, 2), optional=True),),
         "outputs": (TensorSpec("y", "BF16", (3,)),),
         "instances": (InstanceGroup(2, ("cuda:0",)), InstanceGroup(2, ("cuda:1",)), InstanceGroup(1, ("cpu",))),
-        "instances.asked": True,
+        "instances.devices_configured": True,
         "runtime.graph_level": "extended",
         "runtime.cuda": True,
         "runtime.cuda.gpu_mem_limit": "9",
@@ -222,6 +213,14 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
     [
         ('name: "other"', "unexpected directory name 'm' for model 'other', directory name must equal model name"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not supported, known: onnxruntime_onnx"),
+        (
+            'metric_tags { key: "a b" value: "c" }',
+            "metric tag 'a b' cannot be a label: letters, digits and _ only",
+        ),
+        (
+            'platform: "ensemble" ensemble_scheduling { } input { name: "x" is_shape_tensor: true }',
+            "input 'x' of ensemble 'm' cannot be a shape tensor",
+        ),
         ('backend: "pytorch"', "unable to find backend library for backend 'pytorch', known: onnxruntime, tensorflow"),
         (
             'default_model_filename: "../net.onnx"',
@@ -305,7 +304,7 @@ def test_a_parameter_similar_to_a_known_one_is_rejected(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["metadata", "zzz", "EXECUTION_PROVIDERS"])
 def test_an_unknown_parameter_is_a_warning(name: str) -> None:
-    _, [finding] = read(f'max_batch_size: 8\nparameters {{ key: "{name}" value {{ string_value: "1" }} }}')
+    _, [finding] = read_text(f'max_batch_size: 8\nparameters {{ key: "{name}" value {{ string_value: "1" }} }}')
 
     assert not finding.is_mistake
     assert finding.line == 2
@@ -314,13 +313,13 @@ def test_an_unknown_parameter_is_a_warning(name: str) -> None:
 
 @pytest.mark.parametrize(("gpus", "device"), [((), "cpu"), ((0,), "cuda:0")])
 def test_kind_auto_uses_the_gpus_of_the_machine(gpus: tuple[int, ...], device: str) -> None:
-    stated, _ = read("instance_group { kind: KIND_AUTO }", gpus)
+    stated, _ = read_text("instance_group { kind: KIND_AUTO }", gpus)
 
     assert stated.values["instances"] == (InstanceGroup(1, (device,)),)
 
 
 def test_gpus_are_left_to_the_runtime_when_the_machine_is_unknown() -> None:
-    stated, findings = read("instance_group [ { kind: KIND_GPU gpus: 1 }, { count: 2 } ]", None)
+    stated, findings = read_text("instance_group [ { kind: KIND_GPU gpus: 1 }, { count: 2 } ]", None)
 
     assert findings == []
     assert stated.values["instances"] == (InstanceGroup(1, ("cuda:1",)), InstanceGroup(2, ("cpu",)))
@@ -333,7 +332,7 @@ def test_a_missing_label_file_is_a_mistake_with_its_line(tmp_path: Path) -> None
         for name, file in (("x", "labels.txt"), ("y", "lables.txt"))
     )
 
-    (finding,) = read(text, folder=tmp_path)[1]
+    (finding,) = read_text(text, folder=tmp_path)[1]
 
     assert (finding.line, finding.message) == (2, "'lables.txt' does not exist")
 
@@ -341,7 +340,7 @@ def test_a_missing_label_file_is_a_mistake_with_its_line(tmp_path: Path) -> None
 def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("setosa\nversicolor \n\nvirginica\n")
     text = 'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }'
-    stated, findings = read(text, folder=tmp_path)
+    stated, findings = read_text(text, folder=tmp_path)
 
     assert findings == []
     assert stated.values["labels"] == {"y": ("setosa", "versicolor", "", "virginica")}
@@ -351,6 +350,6 @@ def test_ten_thousand_inputs_are_read_in_linear_time() -> None:
     tensors = " ".join(f'input {{ name: "x{number}" data_type: TYPE_FP32 dims: 1 }}' for number in range(10_000))
     start = time.process_time()
 
-    assert len(read(tensors)[0].get("inputs", ())) == 10_000
+    assert len(read_text(tensors)[0].get("inputs", ())) == 10_000
     # comparing every pair took a minute
     assert time.process_time() - start < 5.0

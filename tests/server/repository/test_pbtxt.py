@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.findings import MistakeError
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2, parse
+from penstock.server.repository.pbtxt import field_lines, parse
 
 
 def test_parsing_returns_the_line_of_each_field(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_field_lines_are_within_the_text_for_any_text(text: str) -> None:
 def test_a_later_import_of_tritonclient_uses_the_same_messages() -> None:
     program = (
         "import sys, types\n"
-        "from penstock.server.repository.pbtxt import model_config_pb2\n"
+        "from penstock.server.protobuf import model_config_pb2\n"
         "mine = model_config_pb2()\n"
         "assert 'grpc' not in sys.modules and 'tritonclient.grpc' not in sys.modules\n"
         "package = types.ModuleType('tritonclient.grpc')\n"  # the real one needs grpcio

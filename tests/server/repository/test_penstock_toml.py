@@ -103,7 +103,7 @@ trt_profile_min_shapes = "x:1x3x8x8"
         "batching.invariance": True,
         "batching.run_limit_ms": 3_000_000,
         "instances": (InstanceGroup(2, ("cuda:0",)), InstanceGroup(2, ("cuda:1",))),
-        "instances.asked": True,
+        "instances.devices_configured": True,
         "hooks.file": (tmp_path / "handler.py").resolve(),
         "hooks.replicas": "shared",
         "hooks.timeout_s": 3.0,

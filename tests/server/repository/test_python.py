@@ -9,7 +9,8 @@ import pytest
 
 from penstock.backends.loading import LOADERS
 from penstock.server.repository.check import check
-from penstock.server.repository.scan import Defaults, ModelEntry, read_folder
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.scan import ModelEntry, read_folder
 
 CONFIG = """
 backend: "python"

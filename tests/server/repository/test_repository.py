@@ -15,9 +15,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
 from penstock.batching.spec import InstanceGroup, ModelSpec
+from penstock.server.protobuf import model_config_pb2
 from penstock.server.repository.control import ModelControl
 from penstock.server.repository.control_options import ControlOptions
-from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
 from tests.server.repository.folders import FakeEngine, make, native
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.batching.spec import BatchPolicy, InstanceGroup, PaddedAxis
-from penstock.server.repository.scan import Defaults, ModelEntry, locate, scan
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.scan import ModelEntry, locate, scan
 from tests.server.repository.folders import make, native
 
 

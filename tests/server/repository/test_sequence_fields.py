@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 
 from penstock.batching.spec import Control, SequenceSpec, State
 from penstock.server.fronts import snapshot
 from penstock.server.repository.fields import sequences
-from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from tests.server.repository.configs import parse_text, read_values
 
 FLAG = 'control_input { name: "%s" control { kind: CONTROL_SEQUENCE_%s %s } }'
 INITIAL = 'initial_state { name: "n" data_type: TYPE_FP32 dims: 2 %s }'
@@ -21,10 +18,7 @@ STATE = 'state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: 2 %
 
 
 def read(inside: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[str]]:
-    text = f"sequence_batching {{ {inside} }}"
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(()))
-    return dict(statement.values), [finding.message for finding in findings]
+    return read_values(f"sequence_batching {{ {inside} }}", folder=folder)
 
 
 def spec_of(inside: str, folder: Path = Path("m")) -> SequenceSpec:
@@ -135,7 +129,7 @@ def test_an_initial_state_file_that_is_too_short_is_a_mistake(tmp_path: Path) ->
 
 
 def test_missing_sequence_fields_are_completed() -> None:
-    config = text_format.Parse("sequence_batching { oldest { } }", model_config_pb2().ModelConfig())
+    config = parse_text("sequence_batching { oldest { } }")
 
     sequences.complete(config, 8)
 

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 
 from penstock.batching.spec import Sample, SampleInput
-from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from tests.server.repository.configs import read_text
 
 SAMPLE = 'model_warmup {{ name: "s" batch_size: 2 {} }}'
 NO_VALUES = "warmup setting expects input 'x' to have input_data_type set"
@@ -21,9 +18,8 @@ INPUT = 'inputs {{ key: "x" value {{ {} }} }}'
 
 def read(text: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[tuple[int, str]]]:
     """Return the values read, and each mistake with its line."""
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(()))
-    return dict(stated.values), [(finding.line, finding.message) for finding in findings]
+    parsed, findings = read_text(text, folder=folder)
+    return dict(parsed.values), [(finding.line, finding.message) for finding in findings]
 
 
 def mistakes(text: str, folder: Path = Path("m")) -> list[str]:
@@ -37,6 +33,21 @@ def test_response_cache_and_decoupled_are_read() -> None:
     assert (cached, no_mistakes) == ({"cached": True}, [])
     assert decoupled == {"decoupled": True}
     assert read("response_cache { } model_transaction_policy { }") == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("model_transaction_policy { decoupled: true }", "'Decoupled' transaction policy"),
+        ("sequence_batching { }", "sequence batching scheduler"),
+    ],
+)
+def test_models_that_cannot_be_cached_are_rejected_with_the_cache(field: str, text: str) -> None:
+    reasons = mistakes(f"response_cache {{ enable: true }} {field}")
+
+    assert (
+        f"Response Cache does not currently support model m with {text}. Please disable the response cache." in reasons
+    )
 
 
 def test_warmup_samples_are_read_in_order(tmp_path: Path) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from google.protobuf import text_format
 
 from penstock.backends.signature import TensorSpec
 from penstock.batching.shapes.ragged import KINDS
 from penstock.batching.spec import BatchTensor
-from penstock.server.repository.model_config import read
 from penstock.server.repository.parsed_config import ParsedConfig
-from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from tests.server.repository.configs import read_text
 
 INPUT = 'name: "x" data_type: TYPE_FP32 dims: [ -1 ]'
 
 
 def stated(text: str) -> tuple[ParsedConfig, list[str]]:
     """Read a configuration; return its values and its mistakes."""
-    config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, findings = read(Path("m"), Path("config.pbtxt"), config, field_lines(text))
+    statement, findings = read_text(text, None)
     return statement, [finding.message for finding in findings]
 
 

@@ -17,9 +17,10 @@ from penstock.batching.spec import ModelSpec
 from penstock.server.repository.changes import fingerprint_files
 from penstock.server.repository.check import check
 from penstock.server.repository.completed_config import complete_config, to_json
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.fields.optimization import SHARE_COUNT, TENSORFLOW_PARAMETERS
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, ModelEntry, list_names, locate, read_folder, scan
+from penstock.server.repository.scan import ModelEntry, list_names, locate, read_folder, scan
 from tests.fakes import FakeBackend
 from tests.server.repository.folders import make, native
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.server import cli
+from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.findings import MistakesError
-from penstock.server.repository.scan import Defaults
 from penstock.server.seldon.check import check_components
 from penstock.server.seldon.components import ComponentRepository, Components
 from penstock.server.seldon.parameters import BadParameterError, read
@@ -85,7 +85,7 @@ def test_a_folder_with_two_components_is_rejected_unless_one_is_named(folder: Pa
 
     (mistake,) = mistakes_of(components_of(folder))
     assert mistake.startswith("no component is named: pass --seldon-component Name")
-    assert mistake.endswith("; here are Ident.py, Other.py")
+    assert mistake.endswith("; found: Ident.py, Other.py")
 
 
 def test_a_folder_without_a_component_is_an_error_that_suggests_a_fix(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_loading_a_component_with_a_configuration_is_a_mistake(folder: Path) -> 
     entry, _ = repository_of(folder).read("Ident", config=object())
 
     assert entry is not None
-    assert [finding.message for finding in entry.findings] == ["takes no configuration: its class defines it"]
+    assert [finding.message for finding in entry.findings] == ["takes no configuration: it is in the class"]
 
 
 @pytest.mark.parametrize("path", ["", "Ident.py"])

@@ -246,7 +246,7 @@ MISTAKES = {
     ),
     "ab test of one": (
         "graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  children: [{name: m}]\n",
-        "graph.yaml:1: node 'r': RANDOM_ABTEST chooses between two children, and there is 1",
+        "graph.yaml:1: node 'r': RANDOM_ABTEST chooses between two children, but there is 1",
     ),
     "ratio": (
         ("graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  parameters:\n  - {name: ratioA, value: '2'}\n"
@@ -272,6 +272,13 @@ MISTAKES = {
         "graph.yaml:1: warning: node 't': it neither routes nor combines: all children are called",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["bad type", "bad method"])
+def test_a_word_that_is_not_known_is_the_only_mistake_reported(tmp_path: Path, name: str) -> None:
+    deployment = made(tmp_path, MISTAKES[name][0], ["m/Model"])
+
+    assert [line for line in told(deployment) if "not one of" not in line] == []
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -295,7 +295,7 @@ def test_feedback_is_returned_unchanged_when_the_first_node_takes_no_feedback() 
 
 
 def test_feedback_for_a_child_that_does_not_exist_is_a_graph_error() -> None:
-    with pytest.raises(GraphError, match="feedback: child 7 of node 'r', which has 1"):
+    with pytest.raises(GraphError, match="feedback is for child 7 of node 'r', which has 1 child"):
         feedback(node("r", "ROUTER", node("a")), {"a": content, "r": content}, feedback_of(r=7))
 
 

@@ -20,7 +20,8 @@ from penstock.server.seldon.exposition import Exposition
 from penstock.server.seldon.messages import ANSWER, ComponentDescription, Endpoint, PayloadKind
 from penstock.server.seldon.rpc import CATEGORIES, METADATA, PACKAGE, RPCS, SeldonRpcs
 from penstock.server.v2.rpc.descriptors import message_class
-from tests.server.v2.rpc.calls import FakeCall, HeldEngine, Services, settled
+from tests.server.v2.held_engine import HeldEngine
+from tests.server.v2.rpc.calls import FakeCall, Services, settled
 
 PREDICT = PACKAGE + "Model/Predict"
 ALL = [*RPCS, *METADATA, "Seldon/GraphMetadata"]

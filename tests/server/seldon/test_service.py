@@ -283,10 +283,10 @@ class TestCalls:
         async def main() -> None:
             served = Served()
             raw = asked("/predict", BODY, JSON)
-            assert (await served.sent(raw)).model is served.engine.loaded
-            served.engine.loaded, served.engine.generation = fake_model(), 2
+            assert (await served.sent(raw)).model is served.engine.loaded[0]
+            served.engine.loaded, served.engine.generation = [fake_model()], 2
 
-            assert (await served.sent(raw)).model is served.engine.loaded
+            assert (await served.sent(raw)).model is served.engine.loaded[0]
 
         run(main)
 
@@ -449,7 +449,7 @@ class TestPages:
     def test_health_is_not_answered_as_healthy_without_a_running_worker(self) -> None:
         async def main() -> None:
             served = Served()
-            served.engine.loaded.instances.append(cast(Any, Lost()))
+            served.engine.loaded[0].instances.append(cast(Any, Lost()))
             assert (await served.sent(asked("/health/status", method="GET"))).endpoint is Endpoint.HEALTH
             served.engine.present, served.engine.generation = False, 2
             served.transport.written.clear()

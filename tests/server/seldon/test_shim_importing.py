@@ -103,7 +103,7 @@ def test_the_shims_version_is_that_of_seldon_core() -> None:
 
 @pytest.mark.parametrize("name", ["seldon_methods", "batch_processor", "gunicorn_utils", "api_tester", "nonsense"])
 def test_importing_an_unsupported_module_suggests_installing_seldon_core(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="`pip install seldon-core` brings it") as caught:
+    with pytest.raises(ModuleNotFoundError, match="pip install seldon-core") as caught:
         importlib.import_module(f"seldon_core.{name}")
 
     assert caught.value.name == f"seldon_core.{name}"
@@ -116,7 +116,7 @@ def test_importing_an_unsupported_module_suggests_installing_seldon_core(name: s
 def test_importing_an_unsupported_name_suggests_installing_seldon_core(module: str, name: str) -> None:
     found = importlib.import_module(f"seldon_core.{module}")
 
-    with pytest.raises(ImportError, match="`pip install seldon-core` brings it"):
+    with pytest.raises(ImportError, match="pip install seldon-core"):
         getattr(found, name)
     assert not hasattr(found, "no_name_of_anybody_s")
 

@@ -23,7 +23,7 @@ from penstock.server.health import Health
 from penstock.server.repository.control import NOT_ALLOWED
 from penstock.server.telemetry.hardware import Hardware
 from penstock.server.telemetry.metrics import Metrics
-from penstock.server.v2.control import control_routes
+from penstock.server.v2.control import ControlEndpoints
 from penstock.server.v2.plane import make_app
 from penstock.server.v2.repository import RepositoryEndpoints
 from tests.fakes import fake_model
@@ -101,7 +101,7 @@ class Server:
         metrics = Metrics(self.engine, Hardware(nvml=_no_gpu))
         self.health = Health(self.repository.ready, self.engine, strict=self.strict)
         extensions = RepositoryEndpoints(FakeControl(self.repository), 1 << 20).routes()
-        control = control_routes(self.engine, self.repository, metrics, self.health)
+        control = ControlEndpoints(self.engine, self.repository, metrics, self.health).routes()
         self.app = make_app((*extensions, *control), pages=True)
 
     def call(self, method: str, path: str, content: Any = None) -> httpx.Response:

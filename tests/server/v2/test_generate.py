@@ -24,7 +24,7 @@ from penstock.server.v2.generate_encoder import GenerateEncoder
 from tests.clients import models
 from tests.fakes import fake_model
 from tests.live import live_server
-from tests.server.v2.rpc.calls import HeldEngine
+from tests.server.v2.held_engine import HeldEngine
 
 WORDS = Signature(
     (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("n", "INT32", (-1, -1, 2), optional=True)),

@@ -8,7 +8,6 @@ import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -16,8 +15,6 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.model import Model
-from penstock.batching.request import InferRequest
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import HttpShared
 from penstock.server.v2 import inference
@@ -25,53 +22,11 @@ from penstock.server.v2.encode import Encoder
 from penstock.server.v2.inference import Inference
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, request, run, turns
+from tests.server.v2.held_engine import HeldEngine
 
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
 PATH = "/v2/models/m/infer"
 ANSWER = b'{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,4],"data":%b}]}'
-
-
-@dataclass
-class HeldEngine:
-    """Keeps submitted requests until the test lets them go."""
-
-    loaded: Model = field(default_factory=fake_model)
-    generation: int = 1
-    held: list[InferRequest] = field(default_factory=list)
-    cancelled: list[InferRequest] = field(default_factory=list)
-    failure: Exception | None = None
-    refusal: InferError | None = None
-
-    def model(self, name: str, version: str = "") -> Model:
-        if (name, version) not in {("m", ""), ("m", "1")}:
-            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return self.loaded
-
-    def submit(self, request: InferRequest) -> None:
-        if self.failure is not None:
-            raise self.failure
-        self.held.append(request)
-
-    submit_soon = submit
-
-    def cancel(self, request: InferRequest) -> None:
-        self.cancelled.append(request)
-
-    def hold(self, model: Model) -> None:
-        model.hold_count += 1
-
-    def release(self, model: Model) -> None:
-        model.hold_count -= 1
-
-    def early_rejection(self, model: Model) -> InferError | None:
-        return self.refusal
-
-    def let_go(self, values: Any = ((1, 2, 3, 4),)) -> None:
-        """Answer all submitted requests as one batch."""
-        batch, self.held = self.held, []
-        for each in batch:
-            each.outputs = [np.array(values, np.float32)]
-        batch[0].sink.deliver(batch)
 
 
 class NoHooks:
@@ -213,8 +168,8 @@ def test_an_answer_is_encoded_on_a_thread_only_if_it_is_large(
 
     async def main() -> None:
         served = Served()
-        inputs = served.engine.loaded.signature.inputs
-        served.engine.loaded = fake_model(signature=Signature(inputs, outputs, batched=True))
+        inputs = served.engine.loaded[0].signature.inputs
+        served.engine.loaded = [fake_model(signature=Signature(inputs, outputs, batched=True))]
         await served.fed(request(PATH, json.dumps(asked).encode()))
         [each] = served.engine.held
         each.outputs = [values]
@@ -242,9 +197,9 @@ def test_outputs_that_are_large_only_together_are_encoded_on_a_thread(
 
     async def main() -> None:
         served = Served()
-        inputs = served.engine.loaded.signature.inputs
+        inputs = served.engine.loaded[0].signature.inputs
         outputs = tuple(TensorSpec(name, "FP32", (-1, columns)) for name in names)
-        served.engine.loaded = fake_model(signature=Signature(inputs, outputs, batched=True))
+        served.engine.loaded = [fake_model(signature=Signature(inputs, outputs, batched=True))]
         await served.fed(request(PATH, json.dumps(json.loads(BODY) | {"outputs": asked}).encode()))
         [each] = served.engine.held
         each.outputs = [np.ones((1, 10_000), np.float32) for _ in range(count)]

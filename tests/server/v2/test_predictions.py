@@ -14,7 +14,7 @@ from penstock.server.http.limits import Limits
 from penstock.server.http.service import HttpShared
 from penstock.server.v2.inference import Inference
 from tests.server.http.lane import Lane, request, run, turns
-from tests.server.v2.test_inference import HeldEngine
+from tests.server.v2.held_engine import HeldEngine
 
 PATH = "/v2/models/m/predict"
 SAMPLE = b"[[1, 2, 3, 4]]"
@@ -32,8 +32,8 @@ class Predicting(Lane):
     @classmethod
     async def made(cls) -> Predicting:
         engine = HeldEngine()
-        engine.loaded.max_request_rows = 8
-        return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded))
+        engine.loaded[0].max_request_rows = 8
+        return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded[0]))
 
     async def closed(self) -> bool:
         """Whether the hooks close immediately because all their requests have ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-WHY = "penstock stands in for seldon-core here, without it; `pip install seldon-core` brings it"
+WHY = "Penstock's replacement for seldon-core does not have it; to use the original: pip install seldon-core"
 
 
 def lacking(module: str, *names: str) -> Callable[[str], Any]:

@@ -161,7 +161,9 @@ class SeldonClient:
 
     def explain(self, **said: Any) -> Any:
         """Raise SeldonClientException: only the original's client can call explainers."""
-        raise SeldonClientException("explain is not in penstock's seldon_core: `pip install seldon-core` has it")
+        raise SeldonClientException(
+            "Penstock's replacement for seldon-core has no explain; to use the original: pip install seldon-core"
+        )
 
     def microservice(self, **said: Any) -> Any:
         """Call the given `method` of a component, over its own port."""

@@ -49,7 +49,7 @@ def _copied(uri: str, out_dir: str | None) -> str:
     try:
         import fsspec  # noqa: F401 - if it is installed, it reports its own missing parts
     except ImportError:
-        raise RuntimeError(f"{wanted}; with `pip install fsspec`, remote addresses are.") from None
+        raise RuntimeError(f"{wanted}. For remote addresses: pip install fsspec") from None
     logging.getLogger(__name__).info("Copying contents of %s to local", address)
     try:
         depot.connect()

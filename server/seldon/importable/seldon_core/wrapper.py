@@ -112,7 +112,7 @@ class SeldonModelGRPC:
             if recorded:
                 _count(self.seldon_metrics, endpoint, recorded)
         if body is None:
-            raise TypeError("the component gave no message")
+            raise TypeError("the component returned no message")
         return prediction_pb2.SeldonMessage.FromString(body)
 
     def Predict(self, request_grpc: Any, context: Any) -> Any:  # noqa: N802 - the names of the RPCs

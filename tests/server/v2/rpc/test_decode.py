@@ -14,7 +14,8 @@ from penstock.batching.model import Model
 from penstock.server.v2.call_parameters import BINARY, DEFAULT_OPTIONS, Classes, PerOutputPlan
 from penstock.server.v2.rpc.decode import decode
 from tests.fakes import NoSink, fake_model
-from tests.server.v2.rpc.calls import ROW, pb, request
+from tests.server.v2.held_engine import ROW
+from tests.server.v2.rpc.calls import pb, request
 
 CONTENTS: dict[str, tuple[str, list[Any]]] = {
     "BOOL": ("bool_contents", [True, False]),

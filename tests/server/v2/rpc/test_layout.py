@@ -19,7 +19,8 @@ from penstock.server.v2.rpc.decode import decode
 from penstock.server.v2.rpc.layout import RpcLayouts, encode_names, read_head
 from penstock.server.v2.rpc.wire import field
 from tests.fakes import NoSink, fake_model
-from tests.server.v2.rpc.calls import ROW, pb, request
+from tests.server.v2.held_engine import ROW
+from tests.server.v2.rpc.calls import pb, request
 
 MIXED = Signature(
     (

@@ -25,7 +25,8 @@ from penstock.server.v2.rpc.wire import field
 from penstock.server.v2.system_regions import SystemRegions
 from penstock.server.v2.tensors import to_binary
 from tests.fakes import fake_model
-from tests.server.v2.rpc.calls import ROW, FakeHooks, Services, answer, pb, request, settled, stream_answers
+from tests.server.v2.held_engine import ROW
+from tests.server.v2.rpc.calls import FakeHooks, Services, answer, pb, request, settled, stream_answers
 
 NAMES = [("m", "1"), ("n", ""), ("m", ""), ("n", "1"), ("m", "2")]
 

@@ -15,7 +15,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.grpc.method import Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.v2.rpc import stream, ticker
-from tests.server.v2.rpc.calls import ROW, FakeCall, FakeHooks, Services, request, settled, stream_answers, turns
+from tests.server.v2.held_engine import ROW
+from tests.server.v2.rpc.calls import FakeCall, FakeHooks, Services, request, settled, stream_answers, turns
 
 DATA = ROW.tobytes()
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.backends.backend import is_stateful
+from penstock.backends.backend import Backend, is_stateful
 from penstock.backends.errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
@@ -58,7 +58,7 @@ def read_binding(body: bytes) -> tuple[Signature, int]:
     return read_signature(signature), capacity_rows
 
 
-def write_backend(backend: Any) -> bytes:
+def write_backend(backend: Backend) -> bytes:
     """Encode a Backend's description of its model."""
     return json.dumps({
         "graph": _signature(backend.graph),

@@ -12,7 +12,7 @@ import uvloop
 from penstock.server.fronts.engine_server import EngineServer
 from penstock.server.fronts.front import FrontServer
 from tests.live import settings_for
-from tests.server.fronts.living import attach, running_fronts
+from tests.server.fronts.live_fronts import attach, running_fronts
 
 IRIS = Path(__file__).parents[3] / "examples" / "iris"
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_collector")]
