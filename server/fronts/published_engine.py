@@ -36,6 +36,18 @@ FIRST_FRONT_WITHIN_S = 5.0
 """How long a model with hooks waits for the first front end."""
 
 
+def _check_encodable(model: Model) -> None:
+    """Fail a model of which front ends cannot be told; later, this would end the engine with all its models.
+
+    Raises: InferError (INTERNAL).
+    """
+    try:
+        json.dumps(write_model(model))
+    except Exception as error:
+        logger.exception("model %s cannot be announced to front ends", model.name)
+        raise InferError(Code.INTERNAL, f"model '{model.name}' cannot be announced to front ends: {error}") from error
+
+
 class FrontModels:
     """What one front end has been sent, and its replies.
 
@@ -162,6 +174,7 @@ class PublishedEngine:
         self.models[key] = model
         self._open_numbers.add(key)
         try:
+            _check_encodable(model)
             if spec.hooks is not None and not self._fronts:
                 # front ends start at the same time, and a model that they cannot serve must not be reported as served
                 await self._wait_until(lambda: bool(self._fronts), FIRST_FRONT_WITHIN_S)

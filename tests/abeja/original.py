@@ -6,7 +6,7 @@ import re
 
 from tests.originals import Original
 
-from .asked.asking import HANDLERS
+from .scenarios.definitions import HANDLERS
 
 ORIGINAL = Original(
     cases=HANDLERS.with_name("cases"),

@@ -1,4 +1,4 @@
-"""Records the answers of the original: asked/*.py -> cases/*.json.
+"""Records the answers of the original: scenarios/*.py -> cases/*.json.
 
 Not run by the tests. With the platform's proxy 2.6.5, compiled, and an environment of CPython 3.8 that has abejaruntime
 1.1.1 and numpy 1.24.4, from the folder above tests:
@@ -23,9 +23,9 @@ from typing import Any
 
 from tests.originals import HOST, Player, free_port
 
-from .asked.asking import HANDLERS
-from .asked.everything import GROUPS
 from .original import ORIGINAL
+from .scenarios.all_groups import GROUPS
+from .scenarios.definitions import HANDLERS
 
 _READY_WITHIN_S = 60
 

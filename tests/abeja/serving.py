@@ -20,8 +20,8 @@ from tests.forking import Forked
 from tests.live import live_server
 from tests.originals import Player
 
-from .asked.asking import HANDLERS
 from .original import ORIGINAL
+from .scenarios.definitions import HANDLERS
 
 COMMAND = [sys.executable, "-m", "penstock.server.cli", "abeja"]
 _WITHIN_S = 60

@@ -1,4 +1,4 @@
-"""Every recorded answer of the original, compared over live HTTP; record.py records the requests of asked/.
+"""Every recorded answer of the original, compared over live HTTP; record.py records the requests of scenarios/.
 
 A server gets the requests of all files of cases/ that were recorded from a server like it, in the order of the files,
 as the original did. Answers that differ, and why, are in deviations.py.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.abeja.asked.everything import GROUPS
 from tests.abeja.deviations import DEVIATIONS, STRICT
 from tests.abeja.original import ORIGINAL
+from tests.abeja.scenarios.all_groups import GROUPS
 from tests.abeja.serving import as_said
 from tests.originals import Group
 

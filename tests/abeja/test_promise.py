@@ -107,13 +107,12 @@ def test_a_handler_that_ends_its_process_does_not_end_the_service(how: str) -> N
     assert answer["body"] == "here"
 
 
-@pytest.mark.parametrize("what", ["status", "metadata"])
-def test_a_value_that_cannot_be_sent_does_not_affect_later_calls(what: str) -> None:
+@pytest.mark.parametrize(("what", "status"), [("status", 200), ("metadata", 500)])
+def test_a_value_that_cannot_be_sent_does_not_affect_later_calls(what: str, status: int) -> None:
     with handled("poison") as served:
         answers = [ask(served, what) for _ in range(3)]
 
-    assert [answer["status"] for answer in answers] == [answers[0]["status"]] * 3
-    assert answers[0]["status"] in (200, 500)
+    assert [answer["status"] for answer in answers] == [status] * 3
     assert "communication" not in answers[0].get("body", "")
 
 
@@ -143,4 +142,4 @@ def test_a_body_above_the_size_limit_is_rejected() -> None:
         answer = connection.getresponse()
         connection.close()
 
-    assert answer.status in (400, 413)
+    assert answer.status == 413

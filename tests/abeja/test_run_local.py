@@ -22,7 +22,7 @@ import pytest
 
 from penstock.server.abeja import local
 from penstock.server.abeja.localserver import LocalServer
-from tests.abeja.asked.asking import HANDLERS
+from tests.abeja.scenarios.definitions import HANDLERS
 from tests.abeja.serving import COMMAND, environment, serving
 from tests.forking import Forker
 from tests.processes import children

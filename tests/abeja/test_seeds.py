@@ -1,4 +1,4 @@
-"""The examples of the platform's page that need libraries, as printed there; the others are in asked/served.py."""
+"""The examples of the platform's page that need libraries, as printed there; the others are in scenarios/served.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.abeja.asked.asking import HANDLERS
+from tests.abeja.scenarios.definitions import HANDLERS
 from tests.abeja.serving import COMMAND, environment, serving
 from tests.forking import the_forker
 from tests.originals import bytes_of, post

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.abeja.asked.asking import HANDLERS
+from tests.abeja.scenarios.definitions import HANDLERS
 from tests.abeja.serving import COMMAND, PORTS, Served, Started, await_ready, environment, serving, started
 from tests.forking import Forker
 from tests.originals import free_port, get

@@ -218,10 +218,12 @@ def test_converted_and_device_rows_are_gathered_with_rows_in_shared_memory(share
 def test_parts_that_do_not_fill_the_buffer_are_an_error(shared: SharedArrays, length: int, rows: int) -> None:
     buffer = np.zeros((2, length), np.float32)
     parts = [numbers(1, length)] * rows if rows > 1 else [numbers(3, length)]
-    with pytest.raises(ValueError, match=r"."):
-        gather(parts, buffer)
-    with pytest.raises(ValueError, match=r"."):
-        gather([shared.hold("r", parts[0]), *parts[1:]], buffer)
+    wrong = "could not broadcast|different structures|Output array is the wrong shape"
+    for given_parts in (parts, [shared.hold("r", parts[0]), *parts[1:]]):
+        with pytest.raises(ValueError, match=wrong):
+            gather(given_parts, buffer)
+
+        assert not buffer.any()
 
 
 def test_small_copies_hold_the_gil() -> None:

@@ -11,7 +11,7 @@ import uvloop
 
 from penstock.batching import alarms
 from penstock.batching.alarms import STALL_NS, Alarms
-from tests.batching.arriving import housed
+from tests.batching.loop_models import housed
 
 SECOND_NS = 1_000_000_000
 

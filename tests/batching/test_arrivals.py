@@ -14,7 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.arrivals import LARGE_BYTES, MAX_ARRIVALS
 from penstock.batching.statistics import CANCELED, REJECTED
-from tests.batching.arriving import KEYS, housed, right
+from tests.batching.loop_models import KEYS, housed, right
 from tests.fakes import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -100,6 +100,19 @@ async def test_requests_are_enqueued_at_once_if_the_policy_considers_each_one_se
         assert [request.waiting or request.enqueued_ns > 0 for request in came] == [True, True]
         assert model.inflight == 2
         await house.sink.holds(4)
+
+
+async def test_a_turn_whose_requests_were_all_canceled_queues_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with housed() as house:
+        model = await house.load()
+        house.come(model)
+        canceled = house.come(model)
+        house.engine.cancel(canceled)
+        await house.sink.holds(2)
+        await asyncio.sleep(0)
+
+        assert house.rows_run == [1]
+        assert caplog.records == []
 
 
 async def test_requests_that_do_not_fit_the_queue_together_are_still_served_one_by_one() -> None:

@@ -31,7 +31,7 @@ def key(value: int) -> bytes:
     return value.to_bytes(32, "little")
 
 
-def found(cache: Cache, value: int) -> bool:
+def is_cached(cache: Cache, value: int) -> bool:
     return cache.find(key(value)) is not None
 
 
@@ -78,7 +78,7 @@ class TestBudget:
         cache.find(key(1))
         cache.insert(key(4), number(4), owner)
 
-        assert [found(cache, value) for value in (1, 2, 3, 4)] == [True, False, True, True]
+        assert [is_cached(cache, value) for value in (1, 2, 3, 4)] == [True, False, True, True]
         assert owner == {key(1), key(3), key(4)}
 
     def test_as_many_entries_are_evicted_as_a_new_entry_needs(self) -> None:
@@ -87,14 +87,14 @@ class TestBudget:
             cache.insert(key(value), number(value), owner)
         cache.insert(key(5), [np.zeros(ONE + 5, np.uint8)], owner)
 
-        assert [found(cache, value) for value in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
+        assert [is_cached(cache, value) for value in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
 
     def test_an_answer_larger_than_the_cache_evicts_nothing(self) -> None:
         cache, owner = Cache(2 * ONE), set[bytes]()
         cache.insert(key(1), number(1), owner)
 
         assert not cache.insert(key(2), [np.zeros(2 * ONE, np.uint8)], owner)
-        assert found(cache, 1)
+        assert is_cached(cache, 1)
         assert owner == {key(1)}
 
     @pytest.mark.parametrize("output", [[{0: 1.0}], "text", None])
@@ -127,7 +127,7 @@ class TestBudget:
 
         assert turns == 3
         assert (len(cache), cache.used_bytes) == (1, ONE)
-        assert found(cache, 99)
+        assert is_cached(cache, 99)
 
     @settings(deadline=None)
     @given(

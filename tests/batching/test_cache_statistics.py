@@ -13,7 +13,7 @@ from tests.fakes import fake_model, fake_request
 US = 1_000
 
 
-def asked(start_us: int = 0, queue_us: int = 0) -> InferRequest:
+def request_at(start_us: int = 0, queue_us: int = 0) -> InferRequest:
     request = fake_request(fake_model())
     request.start_ns, request.enqueued_ns = start_us * US, queue_us * US
     return request
@@ -21,7 +21,7 @@ def asked(start_us: int = 0, queue_us: int = 0) -> InferRequest:
 
 def test_a_cache_hit_counts_as_success_with_queue_time_and_without_execution() -> None:
     statistics = ModelStatistics()
-    statistics.record_hit(asked(10, 20), 25 * US, 40 * US)
+    statistics.record_hit(request_at(10, 20), 25 * US, 40 * US)
     counted = statistics.snapshot()
 
     assert counted.success == Duration(1, 30 * US)
@@ -47,7 +47,7 @@ def test_a_cache_miss_counts_its_lookup_and_insertion_and_no_success() -> None:
 @given(hits=st.integers(0, 2500), misses=st.integers(0, 2500))
 def test_executions_equal_successes_minus_cache_hits(hits: int, misses: int) -> None:
     statistics = ModelStatistics()
-    request = asked(1, 2)
+    request = request_at(1, 2)
     for _ in range(hits):
         statistics.record_hit(request, 3 * US, 5 * US)
     for _ in range(misses):
@@ -70,7 +70,7 @@ def test_latency_summaries_include_cache_hits_and_misses() -> None:
     found = statistics.summaries([0.5], 1024, 0)
     assert found == {name: [None] for name in (*LATENCIES, *CACHE_LATENCIES)}
 
-    statistics.record_hit(asked(10, 20), 25 * US, 40 * US)
+    statistics.record_hit(request_at(10, 20), 25 * US, 40 * US)
     statistics.record_miss(3 * US, 4 * US, 100 * US)
     found = statistics.summaries([0.5], 1024, 100 * US)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.batching.loading import closing
-from tests.batching.overlapping import ROWS, Stream, opened
+from tests.batching.overlapping_device import ROWS, Stream, opened
 from tests.fakes import PATIENCE_S, no_more_threads
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.batching import dispatcher
 from penstock.batching.dispatcher import TURN_BUDGET_NS, Dispatcher
-from tests.batching.arriving import housed, right
+from tests.batching.loop_models import housed, right
 
 HOUR_NS = 3_600_000_000_000
 

@@ -92,7 +92,7 @@ def refusal(house: House) -> InferError:
     return refused.value
 
 
-async def told(house: House, name: str = "chain", *values: float) -> InferError:
+async def error_of(house: House, name: str = "chain", *values: float) -> InferError:
     delivered = len(house.sink.requests)
     request = house.submit(name, *values or (1,))
     await house.sink.holds(delivered + 1)
@@ -406,7 +406,7 @@ class TestErrors:
             await kept.gates["double"].entered()
             kept.submit("double", 0)
 
-            error = await told(kept)
+            error = await error_of(kept)
             assert (error.code, error.message) == (Code.OVERLOADED, "in ensemble 'chain', Exceeds maximum queue size")
             assert failures(kept.engine.model("chain")) == {REJECTED: 1}
             assert (kept.engine.model("chain").inflight, len(kept.sink.requests)) == (0, 1)
@@ -432,7 +432,7 @@ class TestErrors:
                 raise late
 
             kept.engine.model("double").scheduler.add = refuse  # type: ignore[method-assign]
-            assert (await told(kept)).retry_after_ns == 5_000
+            assert (await error_of(kept)).retry_after_ns == 5_000
 
     async def test_a_rejected_branch_cancels_the_other_branches_of_its_request(self) -> None:
         async with served(max_queue_requests=1) as kept:
@@ -442,7 +442,7 @@ class TestErrors:
                 await kept.gates[name].entered()
             kept.submit("double", 0)
 
-            await told(kept, "diamond")
+            await error_of(kept, "diamond")
             assert [kept.engine.model(name).waiting_requests for name in ("double", "plus")] == [1, 0]
 
     async def test_a_step_that_fails_while_room_is_made_for_another_ends_the_request_once(self) -> None:
@@ -477,7 +477,7 @@ class TestErrors:
             kept.submit("plus", 2)
             await kept.gates["plus"].entered()
             kept.submit("plus", 3)
-            assert (await told(kept, "only", 4)).code is Code.OVERLOADED
+            assert (await error_of(kept, "only", 4)).code is Code.OVERLOADED
             kept.submit("only", 1)
 
             assert values_of((await kept.sink.holds(3))[::2]) == [2, 2]
@@ -485,7 +485,7 @@ class TestErrors:
     async def test_a_step_is_not_started_if_another_fails_while_room_is_made_for_it(self) -> None:
         spec = ensemble_spec("twins", "a b", "c d", step("plus", "x=a", "y=c"), step("plus", "x=b", "y=d"))
         async with served(spec, executor="loop", max_queue_requests=1) as kept:
-            error = await told(kept, "twins", GUILTY, 4)
+            error = await error_of(kept, "twins", GUILTY, 4)
 
             assert error.message == "in ensemble 'twins', a guilty row"
             assert kept.at_rest()

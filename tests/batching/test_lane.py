@@ -99,6 +99,25 @@ def test_tensors_of_removed_requests_are_freed_while_the_head_stays() -> None:
     assert sum(reference() is not None for reference in kept) <= MAX_SKIPPED + 3
 
 
+def test_removing_the_last_request_leaves_none_in_the_lane() -> None:
+    lane, requests = lane_of(2, 1)
+    tensors = [weakref.ref(request.inputs[0]) for request in requests]
+    for request in reversed(requests):
+        lane.remove(request)
+    del request, requests
+    gc.collect()
+
+    assert [tensor() is None for tensor in tensors] == [True, True]
+
+
+def test_a_late_request_beyond_the_batch_does_not_step_aside_yet() -> None:
+    lane, requests = lane_of(2, 1)
+    requests[1].target_ns = 10
+    lane.take(2, end_ns=20)
+
+    assert lane.urgency_ns() == 10
+
+
 def test_the_last_take_leaves_no_removed_request_in_the_lane() -> None:
     lane, requests = lane_of(2, 1)
     tensor = weakref.ref(requests[1].inputs[0])

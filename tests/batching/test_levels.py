@@ -116,6 +116,12 @@ class TestStarvation:
 
         assert [taken(scheduler, STARVATION_NS + 1), taken(scheduler, STARVATION_NS + 1)] == [[starved], [high]]
 
+    def test_a_late_clock_alone_starves_no_request(self) -> None:
+        scheduler, now_ns = scheduler_of(), 10 * STARVATION_NS
+        low, high = add(scheduler, 3, key=A, now_ns=now_ns), add(scheduler, 1, key=B, now_ns=now_ns)
+
+        assert [taken(scheduler, now_ns + 1), taken(scheduler, now_ns + 1)] == [[high], [low]]
+
 
 class TestTimeouts:
     def test_a_delayed_request_goes_behind_its_own_level_and_before_the_next(self) -> None:
@@ -226,6 +232,10 @@ class TestAdmission:
         assert [taken(scheduler, 5_000_000)[0] for _ in range(3)] == [requests[at] for at in (1, 0, 2)]
 
 
+FOUR_REQUESTS = [({"max_queue_rows": 4}, 1), ({"max_queue_bytes": 4 * 16}, 1), ({"max_queue_rows": 4}, 0)]
+"""Limits of four requests, each with so many rows: by rows, by bytes, and by the number of requests."""
+
+
 class TestQueueLimits:
     def test_each_level_has_its_own_queue_limit(self) -> None:
         scheduler = scheduler_of(max_queue_requests=2, level_policies={1: QueuePolicy(max_requests=1)})
@@ -250,27 +260,31 @@ class TestQueueLimits:
 
         assert seen == [False, False, True]
 
-    @pytest.mark.parametrize("bound", [{"max_queue_rows": 4}, {"max_queue_bytes": 4 * 16}])
-    def test_requests_of_a_lower_level_do_not_fill_the_queue_of_a_higher_one(self, bound: dict[str, Any]) -> None:
+    @pytest.mark.parametrize(("bound", "rows"), FOUR_REQUESTS)
+    def test_requests_of_a_lower_level_do_not_fill_the_queue_of_a_higher_one(
+        self, bound: dict[str, Any], rows: int
+    ) -> None:
         scheduler = scheduler_of(**bound)
         for priority in (3, 2, 1):
             for _ in range(4 if priority == 3 else 2):
-                add(scheduler, priority)
+                add(scheduler, priority, rows)
             assert not scheduler.is_full()
         for _ in range(2):
-            add(scheduler, 1)
+            add(scheduler, 1, rows)
 
         assert scheduler.is_full()
         for priority in (1, 2, 3):
             with pytest.raises(InferError, match="Exceeds maximum queue size"):
                 add(scheduler, priority)
-        assert [request.priority for request in taken(scheduler)] == [1] * 4 + [2] * 2 + [3] * 2
+        assert [request.priority for request in taken(scheduler)][:8] == [1] * 4 + [2] * 2 + [3] * 2
 
-    @pytest.mark.parametrize("bound", [{"max_queue_rows": 4}, {"max_queue_bytes": 4 * 16}])
-    def test_all_levels_together_hold_at_most_four_times_the_queue_limit(self, bound: dict[str, Any]) -> None:
+    @pytest.mark.parametrize(("bound", "rows"), FOUR_REQUESTS)
+    def test_all_levels_together_hold_at_most_four_times_the_queue_limit(
+        self, bound: dict[str, Any], rows: int
+    ) -> None:
         scheduler = scheduler_of(priority_levels=1000, default_priority=1000, **bound)
         for priority in range(1000, 984, -1):
-            add(scheduler, priority)
+            add(scheduler, priority, rows)
 
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
             add(scheduler, 984)

@@ -38,7 +38,7 @@ from penstock.batching.spec import (
     State,
 )
 from tests.batching.ensembles import ensemble_spec, step
-from tests.batching.overlapping import ROWS, Stream, StreamBinding
+from tests.batching.overlapping_device import ROWS, Stream, StreamBinding
 from tests.fakes import PATIENCE_S, FakeBackend
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +116,7 @@ async def served(loads: Loads, spec: ModelSpec = SPEC) -> AsyncIterator[tuple[En
         await engine.stop(PATIENCE_S)
 
 
-async def asked(engine: Engine, model: Model, values: list[float]) -> list[float | str]:
+async def infer_all(engine: Engine, model: Model, values: list[float]) -> list[float | str]:
     """Send one request for each value, all at once. Returns: the answers or error messages."""
     inputs = [np.full((1, 4), value, np.float32) for value in values]
     ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs), return_exceptions=True)
@@ -134,7 +134,7 @@ class TestSessions:
             ]  # fmt: skip
             assert [len(stream.bindings) for stream in loads.streams] == [2] * 7
             assert len({id(thread.placement.backend) for thread in model.thread_instances}) == 7
-            assert await asked(engine, model, [1, 2, 3]) == [2, 3, 4]
+            assert await infer_all(engine, model, [1, 2, 3]) == [2, 3, 4]
         assert all(backend.closed for backend in loads.backends)
 
     async def test_a_cpu_group_and_a_passive_group_have_one_session_each(self) -> None:
@@ -251,8 +251,8 @@ class TestPreparation:
     async def test_bindings_are_prepared_again_after_a_device_is_lost(self) -> None:
         loads = Loads(kind=PreparableBinding)
         async with served(loads) as (engine, model):
-            assert await asked(engine, model, [BROKEN]) == ["CUDA failure 700"]
-            assert await asked(engine, model, [1]) == [2]
+            assert await infer_all(engine, model, [BROKEN]) == ["CUDA failure 700"]
+            assert await infer_all(engine, model, [1]) == [2]
             new = loads.streams[1]
 
             assert all(len(binding.prepared) == 4 for binding in new.bindings)  # type: ignore[attr-defined]
@@ -302,7 +302,7 @@ class TestFallback:
             assert [(each.count, each.devices, each.number) for each in model.spec.instances] == [
                 (1, ("cpu",), 1), (3, ("cpu",), 2),
             ]  # fmt: skip
-            assert await asked(engine, model, [1]) == [2]
+            assert await infer_all(engine, model, [1]) == [2]
             assert "model 'm' falls back to the CPU: no driver" in caplog.text
             assert loads.streams[0].closed
 
@@ -333,7 +333,7 @@ class TestServing:
         values[13] = BROKEN
         loads = Loads(fits)
         async with served(loads) as (engine, model):
-            ends = await asked(engine, model, values)
+            ends = await infer_all(engine, model, values)
             statistics = model.statistics.snapshot()
 
             assert ends == [
@@ -351,10 +351,10 @@ class TestServing:
             (stream,) = loads.streams
             stream.held = True
             stream.begun = threading.Semaphore(0)
-            first = asyncio.create_task(asked(engine, model, [1]))
+            first = asyncio.create_task(infer_all(engine, model, [1]))
             await asyncio.get_running_loop().run_in_executor(None, stream.wait_begun)
-            gone = asyncio.create_task(asked(engine, model, [2]))
-            later = asyncio.create_task(asked(engine, model, [3]))
+            gone = asyncio.create_task(infer_all(engine, model, [2]))
+            later = asyncio.create_task(infer_all(engine, model, [3]))
             await asyncio.sleep(0)
             gone.cancel()
             stream.held = False
@@ -370,11 +370,11 @@ class TestServing:
         async with served(loads, spec) as (engine, model):
             (stream,) = loads.streams
             stream.held = True
-            ends = await asked(engine, model, [1, 2])
+            ends = await infer_all(engine, model, [1, 2])
             stream.held = False
 
             assert ends == ["model 'm': run exceeded its limit of 1 ms"] * 2
-            assert await asked(engine, model, [3]) == [4]
+            assert await infer_all(engine, model, [3]) == [4]
             assert model.event_counts["runs_stopped"] == 2
 
     async def test_time_that_a_batch_waits_for_the_previous_one_counts_as_device_time(self) -> None:
@@ -382,7 +382,7 @@ class TestServing:
         async with served(loads, replace(SPEC, policy=BatchPolicy(max_batch_rows=1))) as (engine, model):
             seen: list[Any] = []
             engine.trace = lambda model, batch, now_ns: seen.append(batch)
-            await asked(engine, model, [1, 2, 3, 4])
+            await infer_all(engine, model, [1, 2, 3, 4])
 
             for batch in seen:
                 assert batch.exec_start_ns <= batch.compute_start_ns <= batch.compute_end_ns <= batch.exec_end_ns
@@ -396,7 +396,7 @@ class TestServing:
         async with served(Loads(), replace(SPEC, policy=policy)) as (engine, model):
 
             async def ask(value: float) -> None:
-                await asked(engine, model, [value])
+                await infer_all(engine, model, [value])
                 order.append(value)
 
             await asyncio.gather(*(ask(value) for value in (1, GUILTY, 3, 4, GUILTY, 6)))
@@ -435,7 +435,7 @@ class TestEnsembles:
             await engine.load(replace(SPEC, name="n", policy=one_row))
             both = await engine.load(ensemble_spec("both", "x", "y", *steps, rows=1))
 
-            assert await asked(engine, both, [1, 2, GUILTY, 4]) == [3, 4, "in ensemble 'both', a guilty row", 6]
+            assert await infer_all(engine, both, [1, 2, GUILTY, 4]) == [3, 4, "in ensemble 'both', a guilty row", 6]
             assert engine.inflight == 0
 
 

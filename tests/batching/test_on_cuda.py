@@ -58,7 +58,7 @@ async def served(
         await engine.stop(PATIENCE_S)
 
 
-async def asked(engine: Engine, model: Model, count: int) -> list[bool]:
+async def infer_all(engine: Engine, model: Model, count: int) -> list[bool]:
     """Send `count` requests at once. Returns: whether each answer is correct; each failed one has its own error."""
     inputs = [np.full((1, 4), number, np.float32) for number in range(count)]
     ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs), return_exceptions=True)
@@ -73,7 +73,7 @@ async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_correct
     async with served(runtime, doubling, rows=1) as (engine, model):
         before = runtime.copies["h2d"]
         with runtime.hold(0):
-            asking = asyncio.create_task(asked(engine, model, 5))
+            asking = asyncio.create_task(infer_all(engine, model, 5))
             async with asyncio.timeout(PATIENCE_S):
                 while runtime.copies["h2d"] < before + 2:  # noqa: ASYNC110 - the Instance's thread makes them
                     await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_correct
 async def test_each_of_several_instances_has_its_session_and_all_are_freed(doubling: Path) -> None:
     runtime = FakeRuntime()
     async with served(runtime, doubling, count=3) as (engine, model):
-        assert all(await asked(engine, model, 40))
+        assert all(await infer_all(engine, model, 40))
         assert len({id(thread.placement.backend) for thread in model.thread_instances}) == 3
     assert not any(runtime.alive.values())
 
@@ -104,9 +104,9 @@ async def test_a_sticky_cuda_error_fails_every_request_and_marks_the_device_lost
     async with served(runtime, doubling) as (engine, model):
         devices: Any = engine.devices
         runtime.fail(call, STICKY, after)
-        answered = await asked(engine, model, 24)
-        later = [await asked(engine, model, 1) for _ in range(8)]
-        refused = await asked(engine, model, 24)
+        answered = await infer_all(engine, model, 24)
+        later = [await infer_all(engine, model, 1) for _ in range(8)]
+        refused = await infer_all(engine, model, 24)
 
         assert len(answered) == 24
         assert not any(refused)

@@ -28,7 +28,7 @@ from penstock.batching.running.watchdog import Watchdog
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy, InstanceGroup, Resource
-from tests.batching.overlapping import LONG_NS, ROWS, House, Stream, opened
+from tests.batching.overlapping_device import LONG_NS, ROWS, House, Stream, opened
 from tests.fakes import PATIENCE_S, fake_model, fake_request
 
 NS = st.integers(0, 1 << 50)

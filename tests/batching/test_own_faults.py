@@ -24,9 +24,9 @@ from penstock.batching.scheduling import arrivals
 from penstock.batching.sequences import affinity
 from penstock.batching.statistics import ModelStatistics
 from tests.batching import ensembles
-from tests.batching.arriving import House, housed, plus_one, right
 from tests.batching.ensembles import ensemble_spec, step
-from tests.batching.overlapping import LONG_NS, ROWS, Stream, StreamBinding, opened
+from tests.batching.loop_models import House, housed, plus_one, right
+from tests.batching.overlapping_device import LONG_NS, ROWS, Stream, StreamBinding, opened
 from tests.fakes import ListSink, fake_request
 
 pytestmark = pytest.mark.anyio

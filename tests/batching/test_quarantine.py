@@ -19,7 +19,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.isolation import LostBatch, execute
 from penstock.batching.running.quarantine import MAX_FINGERPRINTS, RETENTION_NS, SAMPLED_VALUES, fingerprint
-from tests.batching.overlapping import Stream, opened
+from tests.batching.overlapping_device import Stream, opened
 from tests.batching.test_isolation import BROKEN, GUILTY, model_of, outputs_of, requests_for, rows_run, same_and_sum
 from tests.fakes import FakeBackend, fake_request
 

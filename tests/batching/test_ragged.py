@@ -31,7 +31,7 @@ TOTAL = TensorSpec("total", "FP32", (-1, 1))
 RAGGED_INPUT = TensorSpec("r", "FP32", (-1,), ragged=True)
 
 
-def told(kind: str, datatype: str = "INT32", name: str = "told") -> BatchTensor:
+def batch_tensor(kind: str, datatype: str = "INT32", name: str = "told") -> BatchTensor:
     return BatchTensor(name, kind, datatype, ("r",))
 
 
@@ -72,7 +72,7 @@ def told_of(kind: str, *shapes: tuple[int, ...], datatype: str = "INT32") -> Arr
     rows = sum(shape[0] for shape in shapes)
     graph = graph_of(told_input(kind, datatype))
     model, backend = model_of(
-        spec_of(told(kind, datatype), source=source), graph, lambda _: [np.zeros((rows, 1), np.float32)]
+        spec_of(batch_tensor(kind, datatype), source=source), graph, lambda _: [np.zeros((rows, 1), np.float32)]
     )
     _, array = run(model, backend, *(ragged_request(model, *shape) for shape in shapes))
     assert array is not None
@@ -113,14 +113,14 @@ class TestBatchInputs:
         source = TensorSpec("r", "FP32", (-1, 4), reshape=(-1, 2, 2), ragged=True)
         graph = graph_of(told_input("BATCH_ITEM_SHAPE"))
         model, backend = model_of(
-            spec_of(told("BATCH_ITEM_SHAPE"), source=source), graph, lambda _: [np.zeros((1, 1), np.float32)]
+            spec_of(batch_tensor("BATCH_ITEM_SHAPE"), source=source), graph, lambda _: [np.zeros((1, 1), np.float32)]
         )
         _, array = run(model, backend, ragged_request(model, 1, 3, 4))
         assert array is not None
         assert array.tolist() == [[3, 2, 2]]
 
     def test_a_batch_input_is_not_in_the_clients_signature(self) -> None:
-        done = complete(spec_of(told("BATCH_ELEMENT_COUNT")), graph_of(told_input("BATCH_ELEMENT_COUNT")))
+        done = complete(spec_of(batch_tensor("BATCH_ELEMENT_COUNT")), graph_of(told_input("BATCH_ELEMENT_COUNT")))
 
         assert done.signature is not None
         assert done.binding_signature is not None
@@ -146,7 +146,7 @@ class TestSharedBatches:
             return [np.zeros((len(inputs[1]), 1), np.float32)]
 
         graph = graph_of(told_input("BATCH_ELEMENT_COUNT"))
-        model, backend = model_of(spec_of(told("BATCH_ELEMENT_COUNT")), graph, picky)
+        model, backend = model_of(spec_of(batch_tensor("BATCH_ELEMENT_COUNT")), graph, picky)
         requests = [ragged_request(model, 1, size, start=-1 if size == 2 else 1) for size in (3, 1, 2, 4)]
 
         execute(model, backend.bind(model.binding_signature, 16), Batch(requests, 4, requests[0].key, 1))
@@ -229,17 +229,17 @@ class TestRefusedConfigurations:
                 "model 'm', ragged input 'r': max_batch_size must be > 0",
             ),
             (
-                spec_of(told("BATCH_ELEMENT_COUNT")),
+                spec_of(batch_tensor("BATCH_ELEMENT_COUNT")),
                 graph_of(),
                 "unable to load model 'm', configuration expects 2 inputs, model provides 1: 'r'",
             ),
             (
-                spec_of(told("BATCH_ELEMENT_COUNT")),
+                spec_of(batch_tensor("BATCH_ELEMENT_COUNT")),
                 graph_of(TensorSpec("other", "INT32", (-1,))),
                 "unexpected inference input 'told', allowed inputs are: other, r",
             ),
             (
-                spec_of(told("BATCH_ELEMENT_COUNT")),
+                spec_of(batch_tensor("BATCH_ELEMENT_COUNT")),
                 graph_of(TensorSpec("told", "FP32", (-1,))),
                 (
                     "unable to load model 'm', batch input 'told': configuration expects datatype TYPE_INT32, model"
@@ -247,12 +247,12 @@ class TestRefusedConfigurations:
                 ),
             ),
             (
-                spec_of(told("BATCH_ITEM_SHAPE")),
+                spec_of(batch_tensor("BATCH_ITEM_SHAPE")),
                 graph_of(TensorSpec("told", "INT32", (-1,))),
                 "unable to load model 'm', batch input 'told': BATCH_ITEM_SHAPE has shape [-1,1], model provides [-1]",
             ),
             (
-                spec_of(replace(told("BATCH_ELEMENT_COUNT"), sources=("q",))),
+                spec_of(replace(batch_tensor("BATCH_ELEMENT_COUNT"), sources=("q",))),
                 graph_of(told_input("BATCH_ELEMENT_COUNT")),
                 "unknown source input name 'q'",
             ),

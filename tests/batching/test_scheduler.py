@@ -509,14 +509,20 @@ class TestLeaving:
         scheduler = scheduler_of()
         scheduler.learn(A, 1, 1_000_000, 1)
 
-        add(scheduler, now_ns=100, deadline_ns=101)
+        request = add(scheduler, now_ns=100, deadline_ns=101)
+
+        batch = scheduler.take(100)
+
+        assert batch is not None
+        assert batch.requests == [request]
 
     def test_a_request_with_a_key_that_has_never_run_is_not_rejected_as_late(self) -> None:
         scheduler = scheduler_of()
         scheduler.learn(A, 1, 1_000_000, 1)
         add(scheduler)
-
         add(scheduler, key=B, now_ns=100, deadline_ns=101)
+
+        assert scheduler.request_count == 2
 
     def test_the_nearest_deadline_is_known(self) -> None:
         scheduler = scheduler_of()

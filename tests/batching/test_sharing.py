@@ -25,7 +25,7 @@ from penstock.batching.running import reload_backoff
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
-from tests.batching.houses import House, having, housed
+from tests.batching.running_models import House, having, housed
 from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
 ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)

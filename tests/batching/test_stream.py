@@ -17,7 +17,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.stream import MAX_TAKEN_PER_TURN, AnswerStream, StreamedAnswer, answer_bytes
 
 
-def told(value: float, count: int = 1) -> StreamedAnswer:
+def answer_of(value: float, count: int = 1) -> StreamedAnswer:
     return StreamedAnswer({"y": np.full(count, value, np.float32)})
 
 
@@ -39,7 +39,7 @@ def test_answers_are_read_in_order_and_then_the_stream_ends() -> None:
     async def scene() -> None:
         answers = AnswerStream()
         for value in (1, 2):
-            answers.send(told(value))
+            answers.send(answer_of(value))
         answers.deliver(ended())
         found = [await answers.next() for _ in range(3)]
         assert [float(each.outputs["y"][0]) for each in found if each is not None] == [1, 2]
@@ -53,7 +53,7 @@ def test_a_waiting_reader_is_woken_by_an_answer() -> None:
         answers = AnswerStream()
         waiting = asyncio.ensure_future(answers.next())
         await asyncio.sleep(0)
-        answers.send(told(3))
+        answers.send(answer_of(3))
         found = await waiting
         assert found is not None
         assert found.outputs["y"].tolist() == [3]
@@ -64,7 +64,7 @@ def test_a_waiting_reader_is_woken_by_an_answer() -> None:
 def test_an_error_is_raised_after_the_answers_before_it_were_read() -> None:
     async def scene() -> None:
         answers = AnswerStream()
-        answers.send(told(1))
+        answers.send(answer_of(1))
         answers.deliver(ended(InferError(Code.NOT_READY, "died")))
         assert await answers.next() is not None
         with pytest.raises(InferError, match="died"):
@@ -77,7 +77,7 @@ def test_reading_many_available_answers_yields_to_the_event_loop() -> None:
     async def scene() -> int:
         answers, turns = AnswerStream(), 0
         for value in range(1000):
-            answers.send(told(value))
+            answers.send(answer_of(value))
         answers.deliver(ended())
 
         async def take_all() -> None:
@@ -97,7 +97,7 @@ def test_has_next_reports_whether_an_answer_is_available_without_a_loop_turn() -
     async def scene() -> None:
         answers, said = AnswerStream(), []
         for value in range(MAX_TAKEN_PER_TURN + 2):
-            answers.send(told(value))
+            answers.send(answer_of(value))
         for _ in range(MAX_TAKEN_PER_TURN + 2):
             await answers.next()
             said.append(answers.has_next)
@@ -111,11 +111,11 @@ def test_unread_answers_are_limited_by_their_size(monkeypatch: pytest.MonkeyPatc
 
     async def scene() -> None:
         answers = AnswerStream()
-        answers.send(told(1, 50))
+        answers.send(answer_of(1, 50))
         with pytest.raises(InferError, match="does not read them"):
-            answers.send(told(1))
+            answers.send(answer_of(1))
         await answers.next()
-        answers.send(told(1))
+        answers.send(answer_of(1))
 
     asyncio.run(scene())
 
@@ -149,10 +149,10 @@ def test_answers_received_after_the_stream_was_closed_are_dropped(monkeypatch: p
 
     async def scene() -> None:
         answers = AnswerStream()
-        answers.send(told(1))
+        answers.send(answer_of(1))
         answers.close()
         for _ in range(3):
-            answers.send(told(2))
+            answers.send(answer_of(2))
         answers.deliver(ended())
         assert await answers.next() is None
 
@@ -163,17 +163,17 @@ def test_leaving_a_stream_releases_its_unread_answers() -> None:
     class Engine:
         def submit(self, request: InferRequest) -> None:
             for value in range(5):
-                request.answer_sink.send(told(value))
+                request.answer_sink.send(answer_of(value))
 
         def cancel(self, request: InferRequest) -> None:
-            request.answer_sink.send(told(5))
+            request.answer_sink.send(answer_of(5))
 
     async def scene() -> None:
         request = InferRequest.__new__(InferRequest)
         model = request.model = Counted()
         with stream.open_stream(Engine(), request) as answers:
             await answers.next()
-            assert model.unread_bytes == 4 * answer_bytes(told(0))
+            assert model.unread_bytes == 4 * answer_bytes(answer_of(0))
         assert model.unread_bytes == 0
         assert not model.streams
 
@@ -199,23 +199,23 @@ def test_a_rejected_request_leaves_no_stream_on_the_model() -> None:
 
 
 def test_a_stream_without_unread_answers_accepts_one_however_much_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", answer_bytes(told(0, 1000)))
+    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", answer_bytes(answer_of(0, 1000)))
 
     async def scene() -> None:
         model = Counted()
         slow, prompt = AnswerStream(model), AnswerStream(model)
-        slow.send(told(1, 2000))  # more than all may, in one
+        slow.send(answer_of(1, 2000))  # more than all may, in one
         with pytest.raises(InferError):
-            slow.send(told(2))
+            slow.send(answer_of(2))
         for value in range(3):
-            prompt.send(told(value, 2000))
+            prompt.send(answer_of(value, 2000))
             assert await prompt.next() is not None
 
     asyncio.run(scene())
 
 
 def test_a_stream_that_is_read_promptly_does_not_fail_because_of_unread_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 100 * answer_bytes(told(0)))
+    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 100 * answer_bytes(answer_of(0)))
 
     async def scene() -> None:
         model = Counted()
@@ -224,13 +224,13 @@ def test_a_stream_that_is_read_promptly_does_not_fail_because_of_unread_ones(mon
         for value in range(100):
             for each in slow:
                 try:
-                    each.send(told(value))
+                    each.send(answer_of(value))
                 except InferError:
                     failed.add(each)
             for _ in range(3):
-                prompt.send(told(value))
+                prompt.send(answer_of(value))
             assert [await prompt.next() is not None for _ in range(3)] == [True] * 3
-            assert model.unread_bytes <= 100 * answer_bytes(told(0))
+            assert model.unread_bytes <= 100 * answer_bytes(answer_of(0))
         assert failed == set(slow)
 
     asyncio.run(scene())
@@ -239,18 +239,18 @@ def test_a_stream_that_is_read_promptly_does_not_fail_because_of_unread_ones(mon
 def test_the_stream_with_the_most_unread_answers_fails_and_its_answers_are_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 10 * answer_bytes(told(0)))
+    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 10 * answer_bytes(answer_of(0)))
 
     async def scene() -> None:
         model = Counted()
         slow, others = AnswerStream(model), AnswerStream(model)
         for _ in range(6):
-            slow.send(told(1))
+            slow.send(answer_of(1))
         for _ in range(5):
-            others.send(told(2))
-        assert model.unread_bytes == 5 * answer_bytes(told(0))
+            others.send(answer_of(2))
+        assert model.unread_bytes == 5 * answer_bytes(answer_of(0))
         with pytest.raises(InferError, match="does not read them"):
-            slow.send(told(1))
+            slow.send(answer_of(1))
         with pytest.raises(InferError, match="does not read them"):
             await slow.next()
         assert await others.next() is not None

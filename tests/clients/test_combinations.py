@@ -21,9 +21,9 @@ from tritonclient.utils import np_to_triton_dtype
 from penstock.backends.backend import Array
 from tests.backends.onnx_models import FLOAT, STRING, node
 from tests.clients import ensembles, models
-from tests.clients.asking import Answer, Asking, answers
 from tests.clients.ensembles import step, write_ensemble
-from tests.clients.gated import Gated
+from tests.clients.gated_onnxruntime import Gated
+from tests.clients.parallel_requests import Answer, Asking, answers
 from tests.clients.sequence_models import CONTROLS, STATE, config, write_accumulator
 from tests.fakes import PATIENCE_S, Gate
 from tests.live import Live, live_server

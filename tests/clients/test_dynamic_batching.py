@@ -14,8 +14,8 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.clients import models
-from tests.clients.asking import Asking, answers
-from tests.clients.gated import Gated
+from tests.clients.gated_onnxruntime import Gated
+from tests.clients.parallel_requests import Asking, answers
 from tests.fakes import Gate
 from tests.live import Live, live_server
 

@@ -18,7 +18,7 @@ from penstock.server.repository.gpus import Gpus, UsableGpus
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import FakeGround, fake_cuda_loader
 from tests.clients import models
-from tests.clients.asking import Asking, answers
+from tests.clients.parallel_requests import Asking, answers
 from tests.clients.test_instances import config_of, reasons
 from tests.live import Live, live_server
 

@@ -18,8 +18,8 @@ import tritonclient.http
 
 from penstock.server.repository.gpus import Gpus, UsableGpus
 from tests.clients import models, sequence_models
-from tests.clients.asking import Asking, answers
-from tests.clients.gated import Gated
+from tests.clients.gated_onnxruntime import Gated
+from tests.clients.parallel_requests import Asking, answers
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.onnx_models import FLOAT, floats, node
 from tests.clients import models
-from tests.clients.asking import Asking
-from tests.clients.gated import Gated
+from tests.clients.gated_onnxruntime import Gated
+from tests.clients.parallel_requests import Asking
 from tests.fakes import PATIENCE_S
 from tests.live import Live, live_server
 from tests.server.repository.folders import look_twice

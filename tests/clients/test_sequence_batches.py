@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.clients.asking import Asking, answers
+from tests.clients.parallel_requests import Asking, answers
 from tests.clients.sequence_models import CONTROLS, STATE, config, write_accumulator
 from tests.live import live_server
 

@@ -24,7 +24,7 @@ from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.v2.regions import DISABLED_TEXT
 from tests.clients import models
-from tests.clients.refusing import refused
+from tests.clients.client_errors import refused
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow

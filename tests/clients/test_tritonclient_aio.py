@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.http.aio as triton
 
-from tests.clients.refusing import refused_later
+from tests.clients.client_errors import refused_later
 from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
 from tests.live import Live
 

@@ -15,8 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from penstock.backends.backend import Array
 from tests.clients import models
-from tests.clients.gated import at_a_gate, cancelled, waiting
-from tests.clients.refusing import refused_later
+from tests.clients.client_errors import refused_later
+from tests.clients.gated_onnxruntime import at_a_gate, cancelled, waiting
 from tests.clients.tensors import VALUES, same, texts
 from tests.fakes import Gate
 from tests.live import Live, live_server

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.clients.refusing import refused
+from tests.clients.client_errors import refused
 from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
 from tests.live import Live
 
@@ -345,11 +345,15 @@ class TestRequests:
     def test_custom_parameters_are_accepted(self, client: Any) -> None:
         parameters = {"name": "value", "count": 3, "ratio": 0.5, "flag": True}
 
-        client.infer("simple", pair(ASCENDING, ASCENDING), parameters=parameters, priority=1)
+        result = client.infer("simple", pair(ASCENDING, ASCENDING), parameters=parameters, priority=1)
+
+        assert np.array_equal(result.as_numpy("OUTPUT0"), 2 * ASCENDING)
 
     def test_a_model_without_sequences_ignores_sequence_parameters(self, client: Any) -> None:
-        client.infer("simple", pair(ASCENDING, ASCENDING), sequence_id=7, sequence_start=True, sequence_end=True)
-        client.infer("simple", pair(ASCENDING, ASCENDING), sequence_id="seven", sequence_start=True)
+        for sequence in (7, "seven"):
+            result = client.infer("simple", pair(ASCENDING, ASCENDING), sequence_id=sequence, sequence_start=True)
+
+            assert np.array_equal(result.as_numpy("OUTPUT0"), 2 * ASCENDING)
 
     def test_a_sufficient_timeout_has_no_effect(self, client: Any) -> None:
         result = client.infer("simple", pair(ASCENDING, ASCENDING), timeout=10_000_000)

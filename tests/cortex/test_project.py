@@ -16,7 +16,7 @@ from penstock.server.environments.environments import REQUIRED_MODULES
 from penstock.server.listening.sockets import StartError
 from tests.cortex.projects import FLOWER, SAMPLE, Project, ask, post, write_iris
 from tests.live import Live, live_server
-from tests.server.environments.places import repack, write_wheel
+from tests.server.environments.fake_pythons import repack, write_wheel
 from tests.server.repository.folders import look_twice
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.deepaas.asked.results import HEADERS
-from tests.deepaas.commanding import COMMANDS as RECORDED
+from tests.deepaas.command_runs import COMMANDS as RECORDED
+from tests.deepaas.scenarios.results import HEADERS
 
 Otherwise = dict[str, tuple[str, dict[str, Any]]]
 

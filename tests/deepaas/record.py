@@ -1,4 +1,4 @@
-"""Records what the original answers: asked/*.py -> cases/*.json.
+"""Records what the original answers: scenarios/*.py -> cases/*.json.
 
 Not run by the tests. With an environment that has deepaas 2.6.0 on CPython 3.10 (aiohttp 3.14.5, webargs 5.5.3,
 marshmallow 3.26.2, numpy), from the root of the repository:
@@ -23,11 +23,11 @@ from typing import Any
 
 from tests.originals import await_port, free_port
 
-from .asked.commands import COMMANDS
-from .asked.everything import GROUPS
-from .commanding import COMMANDS as COMMANDED
-from .commanding import run
-from .playing import MODULES, ORIGINAL, installed, words_of
+from .command_runs import COMMANDS as COMMANDED
+from .command_runs import run
+from .replay import MODULES, ORIGINAL, installed, words_of
+from .scenarios.all_groups import GROUPS
+from .scenarios.commands import COMMANDS
 
 _PROGRAMS = Path(sys.executable).parent
 

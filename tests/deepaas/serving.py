@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.deepaas.command import parse
-from tests.deepaas.playing import COMPILED, MODULES, installed, words_of
+from tests.deepaas.replay import COMPILED, MODULES, installed, words_of
 from tests.forking import Forked, the_forker
 from tests.live import live_server
 

@@ -1,4 +1,4 @@
-"""Every answer of the original, as it was recorded, over a live server: record.py says how, and asked/ what.
+"""Every answer of the original, as it was recorded, over a live server: record.py says how, and scenarios/ what.
 
 A server is asked what each file of cases/ has that was recorded of a server like it, in the order of the file, as the
 original was; it knows no trainings of another file. Bodies are compared by their bytes, but for what differs from run
@@ -15,12 +15,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.deepaas.asked.commands import COMMANDS as TOLD
-from tests.deepaas.asked.everything import GROUPS as ASKED
-from tests.deepaas.commanding import COMMANDS, run
+from tests.deepaas.command_runs import COMMANDS, run
 from tests.deepaas.deviations import COMMANDS as OTHERWISE
 from tests.deepaas.deviations import DEVIATIONS
-from tests.deepaas.playing import ORIGINAL
+from tests.deepaas.replay import ORIGINAL
+from tests.deepaas.scenarios.all_groups import GROUPS as ASKED
+from tests.deepaas.scenarios.commands import COMMANDS as TOLD
 from tests.deepaas.serving import PENSTOCK, serve_words, served, served_apart
 from tests.forking import Forker
 from tests.originals import HOST, Group

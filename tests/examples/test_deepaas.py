@@ -41,7 +41,7 @@ def live(folder: Path) -> Iterator[Live]:
             yield found
 
 
-def asked(live: Live, folder: Path, line: str) -> str:
+def output_of(live: Live, folder: Path, line: str) -> str:
     words = shlex.split(line.replace("127.0.0.1:5000", live.address))
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=WITHIN_S).stdout
 
@@ -57,14 +57,14 @@ def called(folder: Path, line: str) -> str:
 def ended(live: Live, folder: Path, uuid: str) -> Any:
     until = time.monotonic() + WITHIN_S
     while time.monotonic() < until:
-        found = {each["uuid"]: each for each in json.loads(asked(live, folder, CURLS[6]))}[uuid]
+        found = {each["uuid"]: each for each in json.loads(output_of(live, folder, CURLS[6]))}[uuid]
         if found["status"] != "running":
             return found
     raise AssertionError("the training has not ended")
 
 
 def test_the_deepaas_example_answers_as_its_readme_states(live: Live, folder: Path) -> None:
-    metadata, spanish, german, table, refused = (asked(live, folder, line) for line in CURLS[:5])
+    metadata, spanish, german, table, refused = (output_of(live, folder, line) for line in CURLS[:5])
 
     assert json.loads(metadata)["languages"] == ["english", "german", "spanish"]
     assert [json.loads(spanish), json.loads(refused)] == ANSWERS
@@ -73,16 +73,16 @@ def test_the_deepaas_example_answers_as_its_readme_states(live: Live, folder: Pa
 
 
 def test_the_deepaas_example_trains_a_language_and_reports_its_progress(live: Live, folder: Path) -> None:
-    record = json.loads(asked(live, folder, CURLS[5]))
+    record = json.loads(output_of(live, folder, CURLS[5]))
     done = ended(live, folder, record["uuid"])
     place = f"curl -s {live.url}/v2/models/languages/train/{record['uuid']}"
 
     assert record["args"] == {"language": "french", "file": ["file", "text/plain", "french.txt"], "epochs": 5}
     assert (done["status"], done["result"]["output"]) == ("done", {"language": "french", "pairs": 71})
-    assert "Epoch 5/5: 71 pairs of letters" in asked(live, folder, f"{place}/log")
-    assert json.loads(asked(live, folder, f"{place}/progress"))["epoch"] == 5
-    assert "<html" in asked(live, folder, f"{place}/page")
-    assert asked(live, folder, CURLS[3]).startswith("french,")
+    assert "Epoch 5/5: 71 pairs of letters" in output_of(live, folder, f"{place}/log")
+    assert json.loads(output_of(live, folder, f"{place}/progress"))["epoch"] == 5
+    assert "<html" in output_of(live, folder, f"{place}/page")
+    assert output_of(live, folder, CURLS[3]).startswith("french,")
 
 
 def test_deepaas_cli_calls_the_examples_methods_without_a_server(folder: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from penstock.server.seldon import protos
-from tests.seldon.playing import USUAL
+from tests.seldon.replay import USUAL
 
 
 def _failed(info: str, status: int = 500, reason: str = "MICROSERVICE_INTERNAL_ERROR") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Records the answers of seldon-core: asked/*.py -> cases/*.json.
+"""Records the answers of seldon-core: scenarios/*.py -> cases/*.json.
 
 Not run by the tests. With an environment that has seldon-core 1.17.1 on CPython 3.8 (numpy 1.24.4, Flask 2.2.5,
 Werkzeug 2.2.3, protobuf 3.20.3, gunicorn 20.1.0), from the folder tests:
@@ -27,9 +27,9 @@ from typing import Any
 
 import grpc
 
-from .asked.asking import Asked, Group, Rest, Rpc
-from .asked.everything import GROUPS
-from .playing import HOST, USUAL, play, text_of
+from .replay import HOST, USUAL, play, text_of
+from .scenarios.all_groups import GROUPS
+from .scenarios.definitions import Asked, Group, Rest, Rpc
 
 HERE = pathlib.Path(__file__).parent
 CASES, COMPONENTS = HERE / "cases", HERE / "components"

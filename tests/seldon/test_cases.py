@@ -1,4 +1,4 @@
-"""Every answer recorded from seldon-core, over live REST and gRPC. See record.py for how and asked/ for what.
+"""Every answer recorded from seldon-core, over live REST and gRPC. See record.py for how and scenarios/ for what.
 
 There is one server for each file of cases/, called in the order of the file, as seldon-core was. Bodies and messages
 are compared byte for byte, except for the order of a map's entries; the metrics port by its series. What Penstock
@@ -23,10 +23,10 @@ import pytest
 from penstock.server.seldon import command, protos
 from penstock.server.settings import Settings, known_settings
 from tests.live import live_server
-from tests.seldon.asked.asking import Group, Rest, Rpc
-from tests.seldon.asked.everything import GROUPS as ASKED
 from tests.seldon.deviations import DEVIATIONS
-from tests.seldon.playing import HOST, USUAL, play
+from tests.seldon.replay import HOST, USUAL, play
+from tests.seldon.scenarios.all_groups import GROUPS as ASKED
+from tests.seldon.scenarios.definitions import Group, Rest, Rpc
 
 CASES, COMPONENTS = Path(__file__).with_name("cases"), Path(__file__).with_name("components")
 GROUPS = sorted(path.stem for path in CASES.glob("*.json"))

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 
 from penstock.server.seldon import protos
 from tests.live import Live, live_server
-from tests.seldon.asked.asking import giving
+from tests.seldon.scenarios.definitions import giving
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Examples of Seldon's documentation that cannot be served; the others are in asked/seeds.py."""
+"""Examples of Seldon's documentation that cannot be served; the others are in scenarios/seeds.py."""
 
 from __future__ import annotations
 

@@ -420,21 +420,23 @@ class TestRejections:
         assert caller.get("/v2/health/ready") == (200, None)
 
     @pytest.mark.parametrize(
-        "parameters",
+        ("parameters", "refused"),
         [
-            {"config": "nonsense"},
-            {"config": '{"max_batch_size": "x"}'},
-            {"config": '{"nonsense": 1}'},
-            {"config": "{}", "file:1/model.onnx": ""},
-            {"config": "{}", "file:1/model.onnx": "bm9uc2Vuc2U="},
-            {"config": '{"name": "b"}'},
-            {"config": '{"backend": "caffe"}'},
+            ({"config": "nonsense"}, 400),
+            ({"config": '{"max_batch_size": "x"}'}, 400),
+            ({"config": '{"nonsense": 1}'}, 400),
+            ({"config": "{}", "file:1/model.onnx": ""}, 400),
+            ({"config": "{}", "file:1/model.onnx": "bm9uc2Vuc2U="}, 400),
+            ({"config": '{"name": "b"}'}, 500),
+            ({"config": '{"backend": "caffe"}'}, 500),
         ],
     )
-    def test_a_failed_load_leaves_the_loaded_version_serving(self, caller: Caller, parameters: dict[str, str]) -> None:
+    def test_a_failed_load_leaves_the_loaded_version_serving(
+        self, caller: Caller, parameters: dict[str, str], refused: int
+    ) -> None:
         status, answer = caller.control("a", "load", **parameters)
 
-        assert status in {400, 500}
+        assert status == refused
         assert "/penstock-" not in answer["error"]
         assert caller.answer_of("a") == ("1", 1.0)
         assert caller.index()["a"] == [("1", "READY")]
@@ -460,7 +462,7 @@ class TestRejections:
             with calling(live) as caller:
                 status, _ = caller.control("a", "load", **{"config": "{}", "file:1/model.onnx": "A" * 8192})
 
-            assert status in {400, 413}
+            assert status == 400
 
 
 # -- changed instance groups -----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from penstock.server.errors import pushback_ms, retry_after_s
 from penstock.server.grpc.method import Status
 from tests import live
 from tests.fakes import FakeBackend, fake_loader, fake_model
-from tests.server.grpc.served import Live, served
+from tests.server.grpc.echo_server import Live, served
 from tests.server.http.lane import request, run
 from tests.server.http2.wire import ECHO
 from tests.server.repository.folders import make, native

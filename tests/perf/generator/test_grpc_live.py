@@ -23,7 +23,7 @@ from tests.fakes import FakeBackend, fake_loader
 from tests.keys import certificate
 from tests.live import Live, live_server
 from tests.perf.generator.grpc_peer import FakeSlot, message
-from tests.server.grpc import served
+from tests.server.grpc import echo_server
 from tests.server.http2.wire import ECHO
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
@@ -97,7 +97,7 @@ def test_what_the_server_says_went_wrong_is_told(live: Live, streaming: bool) ->
 
 def test_messages_of_many_frames_pass_small_windows_both_ways() -> None:
     limits = GrpcLimits(http2=Http2Limits(stream_window_bytes=70_000, connection_window_bytes=100_000))
-    with served.served(limits) as live:
+    with echo_server.served(limits) as live:
         target = Target("127.0.0.1", live.served.listener.port)
         content = np.random.default_rng(1).bytes(3_000_000)
 
@@ -113,7 +113,7 @@ def test_tls_is_spoken_with_a_certificate_that_is_asked_for(tmp_path: Path) -> N
     settings = Settings(
         grpc_use_ssl_mutual=True, grpc_server_cert=server, grpc_server_key=server_key, grpc_root_cert=client
     )
-    with served.served(tls=context_for(settings)) as live:
+    with echo_server.served(tls=context_for(settings)) as live:
 
         def asked(tls: Tls) -> bytes:
             return asyncio.run(ask(Target("127.0.0.1", live.served.listener.port, tls), GrpcCall(ECHO), b"hello"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.clouds.asking import are_right, body, outputs_of, write_simple
+from tests.server.clouds.cloud_servers import are_right, body, outputs_of, write_simple
 
 pytestmark = pytest.mark.slow
 

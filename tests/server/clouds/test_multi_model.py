@@ -16,7 +16,7 @@ from penstock.server.clouds.archives import escape_target, find_archive
 from tests.backends.onnx_models import floats
 from tests.clients.ensembles import CHAIN, write_ensemble, write_plus
 from tests.clients.tensors import document
-from tests.server.clouds.asking import SAGEMAKER_MIME, are_right, body, outputs_of, sagemaker, write_simple
+from tests.server.clouds.cloud_servers import SAGEMAKER_MIME, are_right, body, outputs_of, sagemaker, write_simple
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 JSON = {"content-type": "application/json"}

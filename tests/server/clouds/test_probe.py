@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.server.probe import probe
 from penstock.server.settings import Settings
-from tests.server.clouds.asking import sagemaker, vertex_ai, write_simple
+from tests.server.clouds.cloud_servers import sagemaker, vertex_ai, write_simple
 
 
 def test_a_probe_uses_the_cloud_port_when_there_is_no_other(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.backends.onnx_models import FLOAT, node
 from tests.clients.models import write
 from tests.fakes import FakeBackend, fake_loader
 from tests.live import Live
-from tests.server.clouds.asking import ROWS, SAGEMAKER_MIME, are_right, body, outputs_of, sagemaker, write_simple
+from tests.server.clouds.cloud_servers import ROWS, SAGEMAKER_MIME, are_right, body, outputs_of, sagemaker, write_simple
 from tests.server.test_serve import BODY, GRAPH, Gate, write_models
 
 JSON = {"content-type": "application/json"}

@@ -13,7 +13,7 @@ import pytest
 from penstock.server.clouds.vertex_ai import PredictRoutes, VertexApp
 from penstock.server.listening.sockets import StartError
 from tests.live import Live
-from tests.server.clouds.asking import VERTEX_MIME, are_right, body, outputs_of, vertex_ai, write_simple
+from tests.server.clouds.cloud_servers import VERTEX_MIME, are_right, body, outputs_of, vertex_ai, write_simple
 
 JSON = {"content-type": "application/json"}
 SINGLE = "Expect the model repository contains only a single model if default model is not specified"

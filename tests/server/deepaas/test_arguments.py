@@ -19,7 +19,7 @@ from penstock.server.carrying.messages import read_answer
 from penstock.server.deepaas.inside.answers import Refusal
 from penstock.server.deepaas.inside.arguments import AcceptArgument, Arguments
 
-from .calling import FORM, asked, parts
+from .worker_calls import FORM, asked, parts
 
 JSON, URLENCODED = "application/json", "application/x-www-form-urlencoded"
 Inner = marshmallow.Schema.from_dict({"x": fields.Int(required=True)})

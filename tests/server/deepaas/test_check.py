@@ -21,7 +21,7 @@ def checked(*paths: str) -> CheckReport:
     return check_entries(Settings(dialect="deepaas", model_repository=paths))
 
 
-def said(report: CheckReport) -> list[str]:
+def messages_of(report: CheckReport) -> list[str]:
     return [each.message for each in report.findings]
 
 
@@ -29,7 +29,7 @@ def test_a_valid_model_is_described_without_importing_it(folder: Path) -> None:
     (folder / "mod.py").write_text("raise SystemExit('this is never run')\ndef predict(**arguments): ...\n")
     report = checked("m=mod")
 
-    assert (report.exit_status, said(report)) == (0, [])
+    assert (report.exit_status, messages_of(report)) == (0, [])
     assert "module     mod" in str(report)
     assert "1 version would be served" in str(report)
 
@@ -39,9 +39,9 @@ def test_a_module_in_a_package_is_found_without_importing_the_package(folder: Pa
     (folder / "package" / "__init__.py").write_text("raise SystemExit")
     (folder / "package" / "module.py").write_text("class Model:\n    def predict(self): ...\n")
 
-    assert said(checked("m=package.module:Model")) == []
-    assert said(checked("m=package.module:Other")) == ["has no Other"]
-    assert said(checked("m=package.other")) == ["model 'm': there is no module package.other"]
+    assert messages_of(checked("m=package.module:Model")) == []
+    assert messages_of(checked("m=package.module:Other")) == ["has no Other"]
+    assert messages_of(checked("m=package.other")) == ["model 'm': there is no module package.other"]
 
 
 def test_one_mistake_hides_neither_other_mistakes_nor_valid_models(folder: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_module_without_methods_is_reported(folder: Path) -> None:
     (folder / "empty.py").write_text("x = 1\n")
     report = checked("m=empty")
 
-    assert (report.exit_status, said(report)) == (0, ["has neither predict nor train: both return 501"])
+    assert (report.exit_status, messages_of(report)) == (0, ["has neither predict nor train: both return 501"])
 
 
 def test_an_invalid_model_path_is_a_mistake(folder: Path) -> None:

@@ -22,12 +22,12 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def asked(home: Path, *words: str, **variables: str) -> DeepaasCommand:
+def parsed_command(home: Path, *words: str, **variables: str) -> DeepaasCommand:
     return parse(words, {"HOME": str(home), **variables})
 
 
 def settings(home: Path, *words: str, **variables: str) -> Settings:
-    return asked(home, *words, **variables).settings
+    return parsed_command(home, *words, **variables).settings
 
 
 def file(folder: Path, name: str, *lines: str) -> str:
@@ -134,7 +134,7 @@ def test_the_model_may_be_selected_by_an_environment_variable(home: Path) -> Non
 
 def test_a_misspelled_option_in_a_file_is_reported_and_not_read(home: Path) -> None:
     path = file(home, "a.conf", "listen-port = 5011", "Debug = true", "nonsense = 1")
-    found = asked(home, "--config-file", path)
+    found = parsed_command(home, "--config-file", path)
 
     assert (found.settings.http_port, found.settings.log_verbose) == (5000, 0)
     assert found.notes == [
@@ -144,13 +144,13 @@ def test_a_misspelled_option_in_a_file_is_reported_and_not_read(home: Path) -> N
 
 
 def test_options_without_effect_are_reported(home: Path) -> None:
-    notes = asked(home, "--log-file", "x.log", "--use-syslog", "--nouse-journal").notes
+    notes = parsed_command(home, "--log-file", "x.log", "--use-syslog", "--nouse-journal").notes
 
     assert [note.split(" has no effect")[0] for note in notes] == ["--log-file", "--use-syslog"]
 
 
 def test_the_command_of_an_older_image_is_accepted(home: Path) -> None:
-    found = asked(home, "--openwhisk-detect", "--listen-ip", "0.0.0.0", "--listen-port", "5001")
+    found = parsed_command(home, "--openwhisk-detect", "--listen-ip", "0.0.0.0", "--listen-port", "5001")
 
     assert (found.settings.http_address, found.settings.http_port) == ("0.0.0.0", 5001)
     assert found.notes == ["--openwhisk-detect has no effect: models are served only over HTTP"]
@@ -178,7 +178,7 @@ def test_an_invalid_option_value_exits_with_status_1(
 @pytest.mark.parametrize("words", [["--nonsense"], ["--no-warm"], ["mod"], ["--listen_port", "7"]])
 def test_an_unknown_argument_exits_with_status_2(home: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        asked(home, *words)
+        parsed_command(home, *words)
 
     assert left.value.code == 2
 

@@ -15,7 +15,7 @@ from penstock.server.workers import restarting
 from penstock.server.workers.order import NotStartedError, Order
 from tests.server.carrying.crews import NoBackoff
 
-from .trainings import done, turns
+from .fake_trainers import done, turns
 
 
 class FakeWorker:
@@ -70,13 +70,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDesk:
     return FakeDesk(monkeypatch)
 
 
-def made() -> Desk:
+def new_desk() -> Desk:
     return Desk(Order("", {}, "model 'm'", {}))
 
 
 def test_the_desk_has_the_description_that_its_worker_sent(fake: FakeDesk) -> None:
     async def work() -> None:
-        desk = made()
+        desk = new_desk()
         said = [desk.description.trains]
         await desk.start()
         await turns()
@@ -89,7 +89,7 @@ def test_the_desk_has_the_description_that_its_worker_sent(fake: FakeDesk) -> No
 
 def test_a_worker_that_ends_after_answering_does_not_count_as_a_failure(fake: FakeDesk) -> None:
     async def work() -> None:
-        desk = made()
+        desk = new_desk()
         await desk.start()
         assert NoBackoff.forgotten == 0
         assert await desk.call(METADATA) == b"1"
@@ -103,7 +103,7 @@ def test_a_worker_that_ends_after_answering_does_not_count_as_a_failure(fake: Fa
 
 def test_a_call_during_a_worker_restart_fails_as_not_ready(fake: FakeDesk) -> None:
     async def work() -> None:
-        desk = made()
+        desk = new_desk()
         await desk.start()
         fake.holds = True
         asking = asyncio.ensure_future(desk.call(METADATA))
@@ -120,7 +120,7 @@ def test_a_call_during_a_worker_restart_fails_as_not_ready(fake: FakeDesk) -> No
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
 def test_closing_a_desk_does_not_wait_for_an_answer(fake: FakeDesk, busy: bool) -> None:
     async def work() -> None:
-        desk = made()
+        desk = new_desk()
         await desk.start()
         fake.holds = busy
         asking = asyncio.ensure_future(desk.call(METADATA))
@@ -134,7 +134,7 @@ def test_closing_a_desk_does_not_wait_for_an_answer(fake: FakeDesk, busy: bool) 
 
 def test_a_call_waiting_for_a_worker_fails_at_once_when_the_desk_is_closed(fake: FakeDesk) -> None:
     async def work() -> None:
-        desk = made()
+        desk = new_desk()
         await desk.start()
         fake.workers[0].serving = False  # its end is not noticed yet
         asking = asyncio.ensure_future(desk.call(METADATA))

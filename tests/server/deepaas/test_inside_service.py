@@ -20,7 +20,7 @@ from penstock.server.deepaas.inside.built_in import BuiltIn
 from penstock.server.deepaas.inside.service import IMPORTABLE, DeepaasInside
 from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, ModelDescription
 
-from .calling import FORM, answered, call_of, opened, parts, predicted, sent_json
+from .worker_calls import FORM, answered, call_of, opened, parts, predicted, sent_json
 
 TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
 FILE = fields.Raw(load_default=None, metadata={"type": "file", "location": "form"})

@@ -12,7 +12,7 @@ from penstock.server.deepaas.jobs import Jobs
 from penstock.server.deepaas.messages import CHECK
 from penstock.server.deepaas.trainings import SERVER_ENDED
 
-from .trainings import Bench, done, shown, turns
+from .fake_trainers import Bench, done, shown, turns
 
 REQUEST = b'{"method": "POST", "query": "", "headers": []}\n'
 

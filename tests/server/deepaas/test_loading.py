@@ -23,9 +23,9 @@ from penstock.server.deepaas.messages import CHECK, METADATA
 from penstock.server.environments.environments import Environments
 from tests.live import settings_for
 from tests.processes import children, ends, lives
-from tests.server.workers.scene import gone_within, scene
+from tests.server.workers.orders import gone_within, scene
 
-from .trainings import shown
+from .fake_trainers import shown
 
 pytestmark = pytest.mark.slow
 

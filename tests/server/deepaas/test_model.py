@@ -13,7 +13,7 @@ from penstock.server.carrying.messages import read_answer
 from penstock.server.deepaas.inside.answers import Refusal
 from penstock.server.deepaas.inside.model import WrappedModel
 
-from .calling import NAME
+from .worker_calls import NAME
 
 
 class Ordinary:

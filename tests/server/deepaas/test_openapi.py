@@ -24,7 +24,7 @@ ARGUMENTS = [
 INNER = {"type": "object", "properties": {"again": {"$ref": "#/definitions/Inner"}}}
 
 
-def made(**said: Any) -> dict[str, Any]:
+def document_of(**said: Any) -> dict[str, Any]:
     """Make the document of a server with one model."""
     described = ModelDescription(predict_args={"parameters": ARGUMENTS, "definitions": {"Inner": INNER}, **said})
     return openapi.document(swagger.document("/base", [("m", described)], predict=True, train=True))
@@ -32,7 +32,7 @@ def made(**said: Any) -> dict[str, Any]:
 
 def predict(**said: Any) -> dict[str, Any]:
     """Return the description of predictions."""
-    operation: dict[str, Any] = made(**said)["paths"]["/base/v2/models/m/predict/"]["post"]
+    operation: dict[str, Any] = document_of(**said)["paths"]["/base/v2/models/m/predict/"]["post"]
     return operation
 
 
@@ -52,7 +52,7 @@ def references(value: Any) -> Iterator[str]:
 
 
 def test_the_document_has_version_3_and_refers_only_to_its_own_schemas() -> None:
-    document = made()
+    document = document_of()
 
     assert document["openapi"] == "3.0.3"
     schemas = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
@@ -97,7 +97,7 @@ def test_json_arguments_are_described_as_one_body() -> None:
 
 
 def test_predictions_are_described_as_any_json() -> None:
-    schema = made()["components"]["schemas"]["Prediction"]
+    schema = document_of()["components"]["schemas"]["Prediction"]
 
     assert schema["properties"]["predictions"] == {}
 
@@ -118,7 +118,7 @@ def test_a_models_own_prediction_schema_replaces_the_general_one() -> None:
 
 
 def test_trainings_are_described_as_a_list_with_paths_for_log_progress_and_page() -> None:
-    document = made()
+    document = document_of()
     train = document["paths"]["/base/v2/models/m/train/"]
 
     assert document["components"]["schemas"]["TrainingList"]["type"] == "array"
@@ -132,7 +132,7 @@ def test_trainings_are_described_as_a_list_with_paths_for_log_progress_and_page(
 
 
 def test_the_list_of_models_is_described_as_an_object_with_a_list() -> None:
-    content = made()["paths"]["/base/v2/models/"]["get"]["responses"]["200"]["content"]
+    content = document_of()["paths"]["/base/v2/models/"]["get"]["responses"]["200"]["content"]
 
     assert content["application/json"]["schema"]["properties"]["models"]["type"] == "array"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.deepaas.paths import PREDICTIONS, TRAININGS, DeepaasPaths, DeepaasRoute, Purpose
-from tests.deepaas.playing import ORIGINAL
+from tests.deepaas.replay import ORIGINAL
 
 NAMES = ("basic", "a-b.c_d", "été")
 PATHS = DeepaasPaths(NAMES)
@@ -19,7 +19,7 @@ _OTHERWISE = ("/docs", "/openapi.json", "/metrics", "/v2/health/ready", "/static
 """What is Penstock's own, or not there at all: the original's third-party page has files of its own."""
 
 
-def asked(target: str, method: str = "GET", paths: DeepaasPaths = PATHS, query: str = "") -> DeepaasRoute:
+def route_of(target: str, method: str = "GET", paths: DeepaasPaths = PATHS, query: str = "") -> DeepaasRoute:
     """Return the route of a request."""
     return paths.find(method.encode(), target.encode(), query.encode())
 
@@ -37,7 +37,7 @@ def recorded() -> Iterator[Any]:
 @pytest.mark.parametrize("case", list(recorded()))
 def test_a_path_is_handled_as_by_the_original(case: Any) -> None:
     target, _, query = case["path"].partition("?")
-    place = asked(target, case["method"], query=query)
+    place = route_of(target, case["method"], query=query)
 
     headers = case["answer"]["headers"]
     assert place.purpose is _STATUS[case["answer"]["status"]]
@@ -68,12 +68,12 @@ def test_a_path_is_handled_as_by_the_original(case: Any) -> None:
     ],
 )
 def test_each_path_has_its_purpose(method: str, target: str, purpose: Purpose) -> None:
-    assert asked(target, method).purpose is purpose
+    assert route_of(target, method).purpose is purpose
 
 
 def test_a_path_names_its_model_and_its_training() -> None:
-    assert asked("/v2/models/a-b.c_d/train/12%2034")[1:3] == ("a-b.c_d", "12 34")
-    assert asked("/v2/models/%C3%A9t%C3%A9/").name == "été"
+    assert route_of("/v2/models/a-b.c_d/train/12%2034")[1:3] == ("a-b.c_d", "12 34")
+    assert route_of("/v2/models/%C3%A9t%C3%A9/").name == "été"
 
 
 @pytest.mark.parametrize(
@@ -86,78 +86,80 @@ def test_a_path_names_its_model_and_its_training() -> None:
     ],
 )  # fmt: skip
 def test_paths_that_only_penstock_has_are_penstocks(target: str) -> None:
-    assert asked(target).purpose is asked(target, "POST").purpose is Purpose.PENSTOCK
+    assert route_of(target).purpose is route_of(target, "POST").purpose is Purpose.PENSTOCK
 
 
 @pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/infer", "versions/1/predict"])
 def test_tensor_endpoints_are_rejected_for_models_that_take_no_tensors(rest: str) -> None:
-    assert asked(f"/v2/models/basic/{rest}", "POST") == DeepaasRoute(Purpose.TENSORS, "basic")
-    assert asked(f"/v2/models/basic/{rest}").purpose is not Purpose.TENSORS
+    assert route_of(f"/v2/models/basic/{rest}", "POST") == DeepaasRoute(Purpose.TENSORS, "basic")
+    assert route_of(f"/v2/models/basic/{rest}").purpose is not Purpose.TENSORS
 
 
 def test_a_path_that_both_have_is_the_originals() -> None:
-    assert asked("/v2") == DeepaasRoute(Purpose.REDIRECT, location="/v2/")
-    assert asked("/v2/models/basic").location == "/v2/models/basic/"
-    assert asked("/v2/models/basic/predict", "POST").location == "/v2/models/basic/predict/"
-    assert asked("/v2/models/stats", paths=DeepaasPaths(("stats",))).location == "/v2/models/stats/"
+    assert route_of("/v2") == DeepaasRoute(Purpose.REDIRECT, location="/v2/")
+    assert route_of("/v2/models/basic").location == "/v2/models/basic/"
+    assert route_of("/v2/models/basic/predict", "POST").location == "/v2/models/basic/predict/"
+    assert route_of("/v2/models/stats", paths=DeepaasPaths(("stats",))).location == "/v2/models/stats/"
 
 
 def test_a_base_path_moves_the_originals_paths_and_not_penstocks() -> None:
     based = DeepaasPaths(NAMES, "/some/base")
 
-    assert asked("/some/base", paths=based).purpose is Purpose.VERSIONS
-    assert asked("/some/base/", paths=based).purpose is Purpose.NOT_FOUND
-    assert asked("/some/base/v2/models/basic/predict/", "POST", based).purpose is Purpose.PREDICT
-    assert asked("/some/base/v2/models/basic", paths=based, query="x=1").location == "/some/base/v2/models/basic/?x=1"
-    assert asked("/some/base/metrics", paths=based).purpose is Purpose.NOT_FOUND
+    assert route_of("/some/base", paths=based).purpose is Purpose.VERSIONS
+    assert route_of("/some/base/", paths=based).purpose is Purpose.NOT_FOUND
+    assert route_of("/some/base/v2/models/basic/predict/", "POST", based).purpose is Purpose.PREDICT
+    assert (
+        route_of("/some/base/v2/models/basic", paths=based, query="x=1").location == "/some/base/v2/models/basic/?x=1"
+    )
+    assert route_of("/some/base/metrics", paths=based).purpose is Purpose.NOT_FOUND
     for other in ("/", "/v2/", "/v2/models/", "/swagger.json", "/some/basev2/", "/some"):
-        assert asked(other, paths=based).purpose is Purpose.NOT_FOUND
+        assert route_of(other, paths=based).purpose is Purpose.NOT_FOUND
     for ours in ("/v2", "/metrics", "/v2/health/ready", "/v2/models/basic/ready"):
-        assert asked(ours, paths=based).purpose is Purpose.PENSTOCK
+        assert route_of(ours, paths=based).purpose is Purpose.PENSTOCK
 
 
 def test_a_disabled_endpoint_is_disabled_only_for_its_own_methods() -> None:
     paths = DeepaasPaths(NAMES, disabled=TRAININGS | PREDICTIONS)
 
     for method, target in (("POST", "predict/"), ("POST", "train/"), ("GET", "train/"), ("DELETE", "train/x")):
-        assert asked(f"/v2/models/basic/{target}", method, paths).purpose is Purpose.DISABLED
-    assert asked("/v2/models/basic/predict/", "PUT", paths) == DeepaasRoute(Purpose.NOT_ALLOWED, location="POST")
-    assert asked("/v2/models/basic/predict", "POST", paths).purpose is Purpose.REDIRECT
-    assert asked("/v2/models/basic/", paths=paths).purpose is Purpose.METADATA
+        assert route_of(f"/v2/models/basic/{target}", method, paths).purpose is Purpose.DISABLED
+    assert route_of("/v2/models/basic/predict/", "PUT", paths) == DeepaasRoute(Purpose.NOT_ALLOWED, location="POST")
+    assert route_of("/v2/models/basic/predict", "POST", paths).purpose is Purpose.REDIRECT
+    assert route_of("/v2/models/basic/", paths=paths).purpose is Purpose.METADATA
 
 
 def test_without_documentation_there_is_no_page_and_no_redirect_to_it() -> None:
     paths = DeepaasPaths(NAMES, documents=False)
 
-    assert asked("/api", paths=paths).purpose is asked("/ui", paths=paths).purpose is Purpose.NOT_FOUND
-    assert asked("/swagger.json", paths=paths).purpose is Purpose.SWAGGER
+    assert route_of("/api", paths=paths).purpose is route_of("/ui", paths=paths).purpose is Purpose.NOT_FOUND
+    assert route_of("/swagger.json", paths=paths).purpose is Purpose.SWAGGER
 
 
 def test_a_redirect_never_leads_to_another_host() -> None:
-    assert asked("//v2/models").location == "/v2/models/"
-    assert asked("//evil.example/").purpose is Purpose.NOT_FOUND
-    assert asked("////v2//models//basic").location == "/v2/models/basic/"
+    assert route_of("//v2/models").location == "/v2/models/"
+    assert route_of("//evil.example/").purpose is Purpose.NOT_FOUND
+    assert route_of("////v2//models//basic").location == "/v2/models/basic/"
 
 
 def test_a_target_in_absolute_form_is_routed_by_its_path() -> None:
-    assert asked("http://host:5000/v2/models/basic/").purpose is Purpose.METADATA
-    assert asked("http://host").purpose is Purpose.VERSIONS
-    assert asked("*", "OPTIONS").purpose is Purpose.NOT_FOUND
+    assert route_of("http://host:5000/v2/models/basic/").purpose is Purpose.METADATA
+    assert route_of("http://host").purpose is Purpose.VERSIONS
+    assert route_of("*", "OPTIONS").purpose is Purpose.NOT_FOUND
 
 
 @pytest.mark.parametrize(
-    "target",
+    ("target", "purpose"),
     [
-        "/v2/models//",
-        "/v2/models/basic/train//",
-        "/v2/models/basic/train//log",
-        "/v2/models/basic/train/x/log/",
-        "/v2/models/basic%2F",
+        ("/v2/models//", Purpose.REDIRECT),
+        ("/v2/models/basic/train//", Purpose.REDIRECT),
+        ("/v2/models/basic/train//log", Purpose.REDIRECT),
+        ("/v2/models/basic/train/x/log/", Purpose.NOT_FOUND),
+        ("/v2/models/basic%2F", Purpose.NOT_FOUND),
     ],
 )
-def test_empty_path_segments_name_no_model(target: str) -> None:
-    assert asked(target).purpose in (Purpose.NOT_FOUND, Purpose.REDIRECT)
-    assert not asked(target).name
+def test_empty_path_segments_name_no_model(target: str, purpose: Purpose) -> None:
+    assert route_of(target).purpose is purpose
+    assert not route_of(target).name
 
 
 @given(

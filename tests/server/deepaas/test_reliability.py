@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.server.deepaas.trainings import SERVER_ENDED
-from tests.server.workers.scene import gone_within
+from tests.server.workers.orders import gone_within
 
-from .living import PREDICT, TRAIN, ask, ended, pids_of, served
+from .live_models import PREDICT, TRAIN, ask, ended, pids_of, served
 
 pytestmark = pytest.mark.slow
 

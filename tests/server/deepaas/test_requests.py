@@ -15,7 +15,7 @@ from penstock.server.deepaas.inside import requests
 from penstock.server.deepaas.inside.answers import Refusal
 from penstock.server.deepaas.inside.requests import ABSENT, request_line
 
-from .calling import FORM, asked, call_of, parts
+from .worker_calls import FORM, asked, call_of, parts
 
 URLENCODED = "application/x-www-form-urlencoded"
 PAIRS = st.lists(st.tuples(st.text(), st.text()), max_size=5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.server.deepaas.inside.forms import Form, MalformedFormError
 from penstock.server.deepaas.inside.multipart import Upload, read_multipart
 
-from .calling import FORM, parts
+from .worker_calls import FORM, parts
 
 NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.server.deepaas.inside.model import WrappedModel
 from penstock.server.deepaas.inside.service import IMPORTABLE
 
-from .calling import NAME
+from .worker_calls import NAME
 
 
 @pytest.fixture

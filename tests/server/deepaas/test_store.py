@@ -16,12 +16,12 @@ from penstock.server.deepaas.records import TrainingRecord, TrainingStatus
 from penstock.server.deepaas.store import Store, file_of
 from tests.live import settings_for
 
-from .trainings import done
+from .fake_trainers import done
 
 RECORD = TrainingRecord("a" * 32, "m", TrainingStatus.DONE, '{"date": "x"}', 1.5, "a line\n")
 
 
-async def kept(file: Path | None, *records: TrainingRecord, without: str = "") -> list[TrainingRecord]:
+async def save_and_read(file: Path | None, *records: TrainingRecord, without: str = "") -> list[TrainingRecord]:
     """Save records, and read them with a later Store."""
     store = Store(file)
     await store.open()
@@ -40,7 +40,7 @@ async def kept(file: Path | None, *records: TrainingRecord, without: str = "") -
 def test_saved_records_are_read_later_in_their_order_of_creation(tmp_path: Path) -> None:
     records = [TrainingRecord(uuid * 32, "m", TrainingStatus.DONE, "{}", 1.0, "") for uuid in "cab"]
 
-    found = done(kept(tmp_path / "made" / "jobs.sqlite", *records))
+    found = done(save_and_read(tmp_path / "made" / "jobs.sqlite", *records))
 
     assert found == records
 
@@ -50,16 +50,16 @@ def test_a_record_saved_again_replaces_the_first_and_keeps_its_place(tmp_path: P
     other = TrainingRecord("b" * 32, "m", TrainingStatus.RUNNING, "{}")
     last = TrainingRecord("a" * 32, "m", TrainingStatus.ERROR, '{"message": "x"}', 2.0)
 
-    assert done(kept(tmp_path / "jobs", first, other, last)) == [last, other]
+    assert done(save_and_read(tmp_path / "jobs", first, other, last)) == [last, other]
 
 
 def test_a_dropped_record_is_removed_from_the_file(tmp_path: Path) -> None:
-    assert done(kept(tmp_path / "jobs", RECORD, without=RECORD.uuid)) == []
+    assert done(save_and_read(tmp_path / "jobs", RECORD, without=RECORD.uuid)) == []
 
 
 def test_logs_are_read_only_on_request(tmp_path: Path) -> None:
     async def work() -> list[str]:
-        await kept(tmp_path / "jobs", RECORD)
+        await save_and_read(tmp_path / "jobs", RECORD)
         store = Store(tmp_path / "jobs")
         (found,) = await store.open()
         logs = [found.log, await store.log(found.uuid), await store.log("b" * 32)]
@@ -94,7 +94,7 @@ def test_a_file_is_used_by_one_server_at_a_time(tmp_path: Path, caplog: pytest.L
         assert await second.log(RECORD.uuid) == ""
         await second.close()
         await first.close()
-        return await kept(tmp_path / "jobs")
+        return await save_and_read(tmp_path / "jobs")
 
     assert done(work()) == [TrainingRecord(RECORD.uuid, "m", TrainingStatus.DONE, RECORD.document, 1.5)]
     assert "another server uses it" in caplog.text
@@ -106,7 +106,7 @@ def test_a_file_that_is_not_a_database_is_left_unchanged(
 ) -> None:
     (tmp_path / "jobs").write_bytes(content)
 
-    assert done(kept(tmp_path / "jobs", RECORD)) == []
+    assert done(save_and_read(tmp_path / "jobs", RECORD)) == []
     assert (tmp_path / "jobs").read_bytes() == content
     assert "kept in memory only" in caplog.text
 
@@ -116,14 +116,14 @@ def test_a_file_of_a_later_version_is_left_unchanged(tmp_path: Path, caplog: pyt
     base.execute("PRAGMA user_version = 99")
     base.close()
 
-    assert done(kept(tmp_path / "jobs", RECORD)) == []
+    assert done(save_and_read(tmp_path / "jobs", RECORD)) == []
     assert "later version" in caplog.text
 
 
 def test_a_location_that_cannot_be_written_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
 
-    assert done(kept(tmp_path / "file" / "jobs", RECORD)) == []
+    assert done(save_and_read(tmp_path / "file" / "jobs", RECORD)) == []
     assert "kept in memory only" in caplog.text
 
 
@@ -164,7 +164,7 @@ def test_a_full_disk_causes_one_warning_and_loses_no_record(tmp_path: Path, capl
         await store._on_thread(store._database.execute, roomy)  # type: ignore[union-attr]
         store.put(RECORD)
         await store.close()
-        return [meanwhile, *(record.uuid for record in await kept(tmp_path / "jobs"))]
+        return [meanwhile, *(record.uuid for record in await save_and_read(tmp_path / "jobs"))]
 
     with caplog.at_level(logging.WARNING):
         assert done(work()) == ["x" * 100_000, "b" * 32, RECORD.uuid]
@@ -189,14 +189,14 @@ def test_records_that_a_full_disk_rejected_are_written_when_it_has_room(
         while not retry_s and store._pending:  # noqa: ASYNC110 - saving has no event
             await asyncio.sleep(0)
         await store.close()
-        return [record.uuid for record in await kept(tmp_path / "jobs")]
+        return [record.uuid for record in await save_and_read(tmp_path / "jobs")]
 
     monkeypatch.setattr(module, "RETRY_S", retry_s)
     assert done(work()) == ["b" * 32]
 
 
 def test_records_are_readable_only_by_their_user(tmp_path: Path) -> None:
-    done(kept(tmp_path / "made" / "jobs", RECORD))
+    done(save_and_read(tmp_path / "made" / "jobs", RECORD))
 
     assert (tmp_path / "made" / "jobs").stat().st_mode & 0o077 == 0
     assert (tmp_path / "made").stat().st_mode & 0o077 == 0
@@ -224,7 +224,7 @@ def test_a_record_saved_while_an_older_one_is_being_written_is_written_afterward
         await asyncio.sleep(0)  # it is being written
         store.put(later)
         await store.close()
-        return await kept(tmp_path / "jobs")
+        return await save_and_read(tmp_path / "jobs")
 
     assert done(work()) == [later]
 
@@ -240,6 +240,6 @@ def test_a_record_that_cannot_be_written_leaves_no_open_transaction(tmp_path: Pa
         store.drop(wrong.uuid)
         store.put(RECORD)
         await store.close()
-        return await kept(tmp_path / "jobs")
+        return await save_and_read(tmp_path / "jobs")
 
     assert done(work()) == [replace(RECORD, log="")]

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.server.deepaas.messages import ModelDescription
 from penstock.server.deepaas.swagger import DEFINITIONS, document
-from tests.deepaas.playing import ORIGINAL, shaped
+from tests.deepaas.replay import ORIGINAL, shaped
 
 INNER = {"type": "object", "properties": {"x": {"type": "string"}}}
 OUTER = {"type": "object", "properties": {"inner": {"$ref": "#/definitions/Inner"}}}

@@ -20,7 +20,7 @@ from penstock.server.deepaas.records import TrainingRecord, TrainingStatus, star
 from penstock.server.deepaas.store import Store
 from penstock.server.deepaas.trainings import SERVER_ENDED
 
-from .trainings import NOON, Bench, FakeTrainer, done, turns
+from .fake_trainers import NOON, Bench, FakeTrainer, done, turns
 
 AT_ONCE = 2
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.live import Live, live_server
-from tests.server.workers.scene import gone_within
+from tests.server.workers.orders import gone_within
 
-from .living import HERE, PREDICT, TRAIN, Later, ask, asked_until, ended, pids_of
+from .live_models import HERE, PREDICT, TRAIN, Later, ask, asked_until, ended, pids_of
 
 pytestmark = pytest.mark.slow
 

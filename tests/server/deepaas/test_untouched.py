@@ -15,7 +15,7 @@ from penstock.server.deepaas.inside.service import DeepaasInside
 from penstock.server.deepaas.inside.untouched import restoring_dicts
 from penstock.server.deepaas.messages import TRAIN
 
-from .calling import NAME, call_of, opened, predicted, sent_json
+from .worker_calls import NAME, call_of, opened, predicted, sent_json
 
 TRAINED = "2026-01-01"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.doctor.elf import needed_libraries
-from tests.server.doctor.elves import library
+from tests.server.doctor.elf_files import library
 
 NAMES = st.lists(st.text("abc.+-_ü0123456789", min_size=1, max_size=20), max_size=5)
 

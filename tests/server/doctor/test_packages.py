@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.server.doctor import packages
 from penstock.server.doctor.facts import AT_LOAD, CUDNN, LATER, TENSORRT, Library
-from tests.server.doctor.elves import library
+from tests.server.doctor.elf_files import library
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
 from penstock.server.environments.environments import MARKER_FILE, Environments, default_folder
 from penstock.server.python_models.loading import MIN_PYTHON, REQUIRED_PACKAGES
-from tests.server.environments.places import FakePython
+from tests.server.environments.fake_pythons import FakePython
 
 LABEL = "the hooks of model 'm'"
 

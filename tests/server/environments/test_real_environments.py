@@ -16,7 +16,7 @@ from penstock.server.environments.environments import REQUIRED_MODULES, Environm
 from penstock.server.workers.kinds import FIRST_CALL
 from penstock.server.workers.order import Order
 from penstock.server.workers.worker import Worker
-from tests.server.environments.places import repack, sha256_of, write_wheel
+from tests.server.environments.fake_pythons import repack, sha256_of, write_wheel
 
 pytestmark = pytest.mark.slow
 

@@ -118,6 +118,21 @@ def test_a_model_that_is_loaded_or_unloaded_is_published_alone(monkeypatch: pyte
     asyncio.run(main())
 
 
+def test_a_model_that_cannot_be_announced_fails_and_the_others_are_served(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with sides() as (engine, front):
+            await engine.load()
+            with pytest.raises(InferError, match=r"model 'odd' cannot be announced .*: no snapshot of set$"):
+                await engine.load(replace(SPEC, name="odd", hooks=HookSpec(Path(), metadata={"labels": {"a"}})))
+            await joined(engine, front)
+
+            assert [model.name for model in front.engine.models()] == ["m"]
+            assert _text(front.engine, "odd", "") == _text(engine.engine, "odd", "")
+
+    asyncio.run(main())
+    assert "model odd cannot be announced to front ends" in caplog.text
+
+
 def test_a_front_end_that_joins_later_receives_all_models_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with sides() as (engine, front):

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching import stream
+from penstock.batching.engine import Engine
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.batching.stream import AnswerStream, StreamedAnswer
 from penstock.server.fronts.message_kinds import ANSWER, DONE, FAILED
-from penstock.server.fronts.remote_engine import ENGINE_LOST, NO_ENGINE, UNREADABLE_ANSWER
+from penstock.server.fronts.remote_engine import ENGINE_LOST, NO_ENGINE, UNREADABLE_ANSWER, RemoteEngine
 from penstock.server.fronts.request_codec import (
     extra_properties,
     pack_outputs,
@@ -278,6 +279,59 @@ async def test_unread_streamed_answers_are_freed_with_their_request(monkeypatch:
             assert sink() is None
     finally:
         gc.enable()
+
+
+@on_a_loop
+async def test_a_canceled_request_with_several_answers_is_canceled_in_the_engine_and_sends_no_more() -> None:
+    gate = Gate(list)
+    async with pair(gate) as (engine, front):
+        model = await engine.load(replace(SPEC, version=2, declared_config="{}", decoupled=True))
+        await until(lambda: front.engine.model("m").spec == model.spec)
+        submitted, canceled, received = record_calls(engine.engine, front.engine)
+        gate.close()
+        streamed, answers, sink = request(front.engine.model("m"), 1, ListSink()), AnswerStream(), ListSink()
+        streamed.answer_sink = streamed.sink = answers
+        front.engine.submit(streamed)
+        await gate.entered()
+        (there,) = submitted
+        answer = StreamedAnswer({"y": np.ones(3, np.float32)})
+        there.answer_sink.send(answer)
+        assert (await answers.next()) is not None
+
+        front.engine.cancel(streamed)
+        await until(lambda: canceled)
+        assert there.answer_sink.send(answer) is None
+        gate.open()
+        front.engine.submit(request(front.engine.model("m"), 2, sink))
+        await sink.holds(1)
+
+        assert canceled == [there]
+        assert [kind for kind in received if kind in {ANSWER, DONE, FAILED}] == [ANSWER, DONE]
+
+
+def record_calls(engine: Engine, front: RemoteEngine) -> tuple[list[InferRequest], list[InferRequest], list[int]]:
+    """Record the requests submitted to and canceled in the engine, and the kinds of messages that a front end gets."""
+    submitted: list[InferRequest] = []
+    canceled: list[InferRequest] = []
+    received: list[int] = []
+    submit, cancel, receive = engine.submit_soon, engine.cancel, front.receive
+
+    def submit_soon(request: InferRequest) -> None:
+        submitted.append(request)
+        submit(request)
+
+    def record_cancel(request: InferRequest) -> None:
+        canceled.append(request)
+        cancel(request)
+
+    def record_messages(messages: list[Message]) -> list[Message]:
+        received.extend(kind for kind, *_ in messages)
+        return receive(messages)
+
+    engine.submit_soon = submit_soon
+    engine.cancel = record_cancel  # type: ignore[method-assign]
+    front.receive = record_messages  # type: ignore[method-assign]
+    return submitted, canceled, received
 
 
 @on_a_loop

@@ -20,7 +20,7 @@ from penstock.server.serve import Server
 from penstock.server.v2.cuda_regions import CudaRegions
 from penstock.server.v2.regions import Regions
 from tests.server.fronts.control_sides import Client, FrontEnd, engine_of, turns
-from tests.server.ipc.wires import kept
+from tests.server.ipc.wire_pairs import kept
 from tests.server.v2.rpc.calls import FakeCall
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -12,6 +12,8 @@ import pytest
 
 from penstock.server.grpc.answer_frames import percent_encoded
 from penstock.server.grpc.call import GrpcCall
+from penstock.server.grpc.decompressing import Decompression
+from penstock.server.grpc.framing import MessageError
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.http2 import frames
 from tests.server.http2.wire import BIDI, BREAK, ECHO, GIVE, HOLD, OK, REFUSE, Echo, Wire, message_of, payload
@@ -253,7 +255,18 @@ def test_a_decompression_bomb_is_rejected() -> None:
     bomb = gzip.compress(bytes(10**8))
     wire.feed(wire.headers(grpc_encoding="gzip") + payload(message_of(bomb, 1), end=True))
 
-    assert wire.answers()[1][1] == Status.RESOURCE_EXHAUSTED
+    assert wire.answers()[1][1:] == (
+        Status.RESOURCE_EXHAUSTED,
+        "Received message larger than max when decompressed (1000000)",
+    )
+
+
+def test_decompression_stops_one_byte_above_the_limit() -> None:
+    decompression = Decompression(gzip.compress(bytes(10**7)), b"gzip", 10**6)
+    with pytest.raises(MessageError, match="larger than max"):
+        decompression.step(10**7)
+
+    assert decompression.size == 10**6 + 1
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from penstock.server.settings import Settings
 from tests.keys import certificate
 from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD
 
-from .served import Live, served
+from .echo_server import Live, served
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 PATIENCE_S = 20

@@ -49,7 +49,7 @@ BOTH = """
 @pytest.fixture(autouse=True)
 def _shouting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("shouting", "cortex"):
-        monkeypatch.setitem(DIALECTS, name, "tests.server.hooks.shouting")
+        monkeypatch.setitem(DIALECTS, name, "tests.server.hooks.marking_dialect")
 
 
 def x(*values: float) -> dict[str, Array]:

@@ -20,6 +20,18 @@ from penstock.server.hooks.plan import DEFAULT_REPLICAS
 from penstock.server.hooks.replicas import MAX_HANGING
 from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, is_set, refusal
 
+
+class ThreadRecorder:
+    """A number that records the threads that convert it."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def __float__(self) -> float:
+        self.threads.add(threading.get_ident())
+        return 1.0
+
+
 SEED_003 = """
     import numpy as np
     labels = ["iris-setosa", "iris-versicolor", "iris-virginica"]
@@ -158,8 +170,13 @@ class TestAnswers:
 
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(None, PuppetEngine(lambda inputs: [inputs[0][:, 0]], at_once=True), signature)
+            for length, is_large in ((5, False), (5000, True)):
+                first = ThreadRecorder()
+                sample = [[[first, *[1.0] * (length - 1)], *[[1.0] * length] * 2]]
+                answer = await hooks.predict({"x": sample})
 
-            assert await hooks.predict({"x": [[[1.0] * 5000] * 3]}) == b"[[[" + b",".join([b"1.0"] * 5000) + b"]]]"
+                assert answer == b"[[[" + b",".join([b"1.0"] * length) + b"]]]"
+                assert bool(first.threads - {threading.get_ident()}) is is_large
 
         act(scene)
 

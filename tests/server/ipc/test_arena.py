@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from penstock.server.ipc.arena import MAX_IDLE_BYTES, MIN_SLOT_BYTES, SEGMENT_BYTES, Arena, Mirror, WireError, slot_size
 from tests.processes import descriptors
-from tests.server.ipc.wires import mappings
+from tests.server.ipc.wire_pairs import mappings
 
 
 @pytest.mark.parametrize(

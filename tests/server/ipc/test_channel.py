@@ -11,7 +11,7 @@ import pytest
 from penstock.server.ipc.arena import MAX_IDLE_BYTES, SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.wire import FIRST_KIND, Message
-from tests.server.ipc.wires import kept, mappings, same, sockets
+from tests.server.ipc.wire_pairs import kept, mappings, same, sockets
 
 PATIENCE_S = 10.0
 

@@ -15,7 +15,7 @@ from penstock.server.ipc import arena
 from penstock.server.ipc.arena import Arena, Mirror, WireError
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import FIRST_KIND, Message
-from tests.server.ipc.wires import sockets
+from tests.server.ipc.wire_pairs import sockets
 
 HEADER = struct.Struct("<IHHQII")
 KIND = FIRST_KIND + 1

@@ -21,7 +21,7 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.sockets import send_once
 from penstock.server.ipc.wire import FIRST_KIND, Message, Wire
-from tests.server.ipc.wires import kept, same, sockets
+from tests.server.ipc.wire_pairs import kept, same, sockets
 
 PATIENCE_S = 10.0
 ECHO = """

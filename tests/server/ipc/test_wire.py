@@ -19,7 +19,7 @@ from penstock.server.ipc.arena import MIN_SLOT_BYTES, SEGMENT_BYTES, Arena, Wire
 from penstock.server.ipc.layout import NO_SLOT, pack_strings, unpack_strings
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, Wire
 from tests.processes import descriptors
-from tests.server.ipc.wires import carry, kept, mappings, pair, same
+from tests.server.ipc.wire_pairs import carry, kept, mappings, pair, same
 
 HEADER = struct.Struct("<IHHQII")
 SEGMENT, DROP, RELEASE, LAYOUT = 1, 2, 3, 4

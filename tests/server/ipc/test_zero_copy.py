@@ -16,7 +16,7 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.layout import NO_SLOT
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, Wire
 from penstock.server.ipc.zero_copy import Form, ZeroCopyChannel, ZeroCopyWire
-from tests.server.ipc.wires import carry, kept, same, sockets
+from tests.server.ipc.wire_pairs import carry, kept, same, sockets
 
 PATIENCE_S = 10.0
 FLOAT = np.dtype(np.float32)

@@ -13,8 +13,8 @@ from penstock.batching.spec import WorkerSpec
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.loader import IsolatedLoader
 from tests.processes import children
-from tests.server.ipc.wires import kept
-from tests.server.workers.scene import descriptors
+from tests.server.ipc.wire_pairs import kept
+from tests.server.workers.orders import descriptors
 
 HERE = str(Path(__file__).parent)
 PATIENCE_S = 20.0
@@ -31,7 +31,7 @@ def onnx_loader() -> IsolatedLoader:
 
 
 def faulty_loader() -> IsolatedLoader:
-    """Load the Backends of `faulty.py` in workers."""
+    """Load the Backends of `faulty_backend.py` in workers."""
     return IsolatedLoader("faulty:load", own_python, (HERE,))
 
 

@@ -21,7 +21,7 @@ from penstock.server.isolated.binding import IsolatedBinding
 from penstock.server.isolated.messages import read_failure, read_run, write_failure, write_run
 from penstock.server.workers import worker as worker_module
 from tests.processes import descriptors, lives
-from tests.server.isolated.faulty import Fault
+from tests.server.isolated.faulty_backend import Fault
 from tests.server.isolated.stage import PATIENCE_S, faulty, nothing_left, until
 
 LARGE = (2, 75_000)

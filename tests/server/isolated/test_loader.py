@@ -19,7 +19,7 @@ from penstock.server.isolated.loader import IsolatedLoader, label_of, read_worke
 from penstock.server.isolated.messages import read_signature, write_binding
 from tests.fakes import FakeBackend, fake_loader
 from tests.processes import lives
-from tests.server.isolated.faulty import Fault
+from tests.server.isolated.faulty_backend import Fault
 from tests.server.isolated.stage import HERE, faulty, faulty_loader, nothing_left, own_python
 
 PATH = Path("/models/faulty/1/model")

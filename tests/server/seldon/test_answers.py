@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from penstock.server.seldon.inside.answers import JsonWriter
 from penstock.server.seldon.inside.component import Component
 
-from .asking import Answer, ask, failed
+from .component_calls import Answer, ask, failed
 
 
 class Returns:

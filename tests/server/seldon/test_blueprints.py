@@ -15,7 +15,7 @@ from seldon_core.flask_utils import SeldonMicroserviceException
 
 from penstock.server.seldon.messages import CALL, Endpoint, PayloadKind, read_answer
 
-from .asking import ask, asked, failed, inside
+from .component_calls import ask, asked, failed, inside
 
 flask = pytest.importorskip("flask")
 

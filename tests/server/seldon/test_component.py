@@ -14,7 +14,7 @@ from seldon_core.user_model import SeldonComponent, SeldonNotImplementedError, S
 from penstock.server.seldon.inside.component import Component
 from penstock.server.seldon.messages import Endpoint
 
-from .asking import ask, asked, failed, inside
+from .component_calls import ask, asked, failed, inside
 
 ROW = {"data": {"ndarray": [[1, 2]]}}
 ECHOED = '{"data":{"names":["t:0","t:1"],"ndarray":[[1,2]]},"meta":{}}\n'

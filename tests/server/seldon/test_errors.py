@@ -12,7 +12,7 @@ import pytest
 from penstock.server.seldon.inside.errors import UNREPORTABLE, exception_text, http_status
 from penstock.server.seldon.inside.seldon_core_classes import SeldonMicroserviceException
 
-from .asking import ask, asked, failed, inside
+from .component_calls import ask, asked, failed, inside
 
 
 class Fails:

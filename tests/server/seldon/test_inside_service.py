@@ -22,7 +22,7 @@ from penstock.server.seldon.inside.service import SeldonInside, open_service
 from penstock.server.seldon.loading import _order
 from penstock.server.seldon.messages import ComponentDescription
 
-from .asking import ask, asked, failed, inside
+from .component_calls import ask, asked, failed, inside
 
 
 @pytest.fixture

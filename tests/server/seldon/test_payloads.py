@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.server.seldon.inside.payloads import datadef, loads, split_message
 from penstock.server.seldon.messages import Endpoint
 
-from .asking import ask, asked, inside
+from .component_calls import ask, asked, inside
 
 
 class Says:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from .asking import answer_of, ask, failed, inside, posted
+from .component_calls import answer_of, ask, failed, inside, posted
 
 
 class Ident:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .asking import ask, asked, failed, inside
+from .component_calls import ask, asked, failed, inside
 
 MESSAGE = {"data": {"ndarray": [[1, 2]]}, "meta": {"puid": "p"}}
 GIVEN = {"puid": "p"}

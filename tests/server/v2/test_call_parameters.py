@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence
-from penstock.server.v2.call_parameters import RESERVED, Options, parse_parameters, parse_version
+from penstock.server.v2.call_parameters import RESERVED, Options, parse_location, parse_parameters, parse_version
 
 
 def refused(call: Any, *args: Any) -> str:
@@ -93,3 +93,16 @@ class TestParameters:
 
     def test_seven_parameter_names_are_reserved(self) -> None:
         assert len(RESERVED) == 7
+
+
+class TestLocation:
+    def test_a_location_is_a_region_an_offset_and_a_size(self) -> None:
+        items = {"shared_memory_region": "r", "shared_memory_offset": 4, "shared_memory_byte_size": 8}
+
+        assert parse_location(items) == ("r", 4, 8)
+
+    @pytest.mark.parametrize("region", [None, 5, ["r"], b"r"])
+    def test_a_region_whose_name_is_not_a_string_is_rejected(self, region: Any) -> None:
+        assert refused(parse_location, {"shared_memory_region": region, "shared_memory_byte_size": 8}) == (
+            "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string"
+        )

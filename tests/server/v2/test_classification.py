@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import tritonclient.http as triton
 from penstock.backends.backend import Array
 from tests.clients import models
 from tests.live import Live, live_server
+from tests.server.v2.rpc.calls import pb
 
 LABELS = ["zero", "one", "", "three"]
 LABELLED = """
@@ -139,13 +141,17 @@ def test_a_forwarded_header_changes_no_answer_and_an_unmatched_reserved_header_i
             assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
-def test_a_reserved_header_that_matches_the_forward_pattern_is_rejected(tmp_path: Path) -> None:
+def test_reserved_headers_and_metadata_that_match_the_forward_pattern_are_rejected(tmp_path: Path) -> None:
     models.write_identity(tmp_path, "plain", "")
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}
-    with live_server(tmp_path, http_header_forward_pattern=".*") as live:
+    wrong = "parameter 'timeout' is reserved for Triton usage and should not be specified."
+    with live_server(tmp_path, http_header_forward_pattern=".*", grpc_header_forward_pattern=".*") as live:
         answer = httpx.post(f"{live.url}/v2/models/plain/infer", json={"inputs": [tensor]}, headers={"Timeout": "5"})
+        message = pb.ModelInferRequest(model_name="plain")
+        with grpc.insecure_channel(live.grpc_address) as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            with pytest.raises(grpc.RpcError) as caught:
+                infer(message.SerializeToString(), timeout=20, metadata=[("timeout", "5")])
 
-        assert answer.status_code == 400
-        assert answer.json() == {
-            "error": "parameter 'timeout' is reserved for Triton usage and should not be specified."
-        }
+        assert (answer.status_code, answer.json()) == (400, {"error": wrong})
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, wrong)

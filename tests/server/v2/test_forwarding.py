@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,16 @@ def test_an_empty_pattern_forwards_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["priority", "timeout", "headers", "sequence_id", "triton_x"])
 def test_reserved_names_that_match_the_pattern_are_rejected(name: str) -> None:
-    with pytest.raises(InferError) as caught:
-        Forwarding(".*").from_header({name.encode(): b"1"})
-
-    assert caught.value.code is Code.INVALID
-    assert Forwarding("^x-").from_header({name.encode(): b"1"}) == {}
+    everything, other = Forwarding(".*"), Forwarding("^x-")
+    calls: list[Callable[[], object]] = [
+        lambda: everything.from_header({name.encode(): b"1"}),
+        lambda: everything.from_metadata({name: "1"}),
+    ]
+    for call in calls:
+        with pytest.raises(InferError, match="reserved for Triton usage and should not be specified") as caught:
+            call()
+        assert caught.value.code is Code.INVALID
+    assert other.from_header({name.encode(): b"1"}) == other.from_metadata({name: "1"}) == {}
 
 
 @pytest.mark.parametrize("name", ["http_header_forward_pattern", "grpc_header_forward_pattern"])

@@ -62,6 +62,15 @@ class TestParseOutputs:
 
         assert refused([("y", {"shared_memory_region": "r"} | items)], regions).startswith(text)
 
+    def test_an_output_of_the_hooks_has_a_form_but_cannot_be_in_shared_memory(self) -> None:
+        model = fake_model()
+        model.hooks_name_outputs = True
+        _, plan = parse_outputs(model, [("note", {"binary_data": True})], None, hooks=True)
+
+        assert isinstance(plan, PerOutputPlan)
+        with pytest.raises(InferError, match="unexpected inference output 'note' for model 'm'"):
+            parse_outputs(model, [("note", {"shared_memory_region": "r"})], Regions(allowed=True), hooks=True)
+
     @pytest.mark.parametrize("regions", [None, Regions()])
     def test_an_output_in_shared_memory_is_unsupported_while_shared_memory_is_disabled(
         self, regions: Regions | None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.server.workers.lines import LAST_LINES, LINE_BYTES, LINES_PER_S, LineSplitter, Output
 from penstock.server.workers.order import WorkerLost
 from penstock.server.workers.worker import Worker
-from tests.server.workers.scene import CALL, ended, order, scene
+from tests.server.workers.orders import CALL, ended, order, scene
 
 CUTS = st.lists(st.integers(0, 60), max_size=8)
 

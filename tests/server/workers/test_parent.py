@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import lives
-from tests.server.workers.scene import gone_within
+from tests.server.workers.orders import gone_within
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,7 +19,7 @@ PROGRAM = """
 import asyncio, os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 from penstock.server.workers.worker import Worker
-from tests.server.workers.scene import CALL, order
+from tests.server.workers.orders import CALL, order
 
 async def main():
     workers = [Worker(order(settings=settings)) for settings in ({}, {"listens": True}, {"loop": True}) for _ in "1234"]

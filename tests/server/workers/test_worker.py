@@ -14,7 +14,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.workers.order import NotStartedError, WorkerLost
 from penstock.server.workers.worker import Worker
-from tests.server.workers.scene import CALL, HERE, ended, order, scene
+from tests.server.workers.orders import CALL, HERE, ended, order, scene
 
 pytestmark = pytest.mark.slow
 
