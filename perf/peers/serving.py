@@ -64,7 +64,7 @@ class Server:
         return Target(HOST, self.grpc_port if wire.kind == GRPC else self.port, grpc=wire.call)
 
     def ask(self, wire: Wire, model: str, row: Array) -> Array:
-        """Send one request. Raises: AskError."""
+        """Send one request. Raises: CallError."""
         request = wire.ask(model, row)
         try:
             if wire.kind == GRPC:

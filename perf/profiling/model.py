@@ -39,7 +39,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model's metadata and configuration. `max_batch_size` 0: no batch dimension; NOT_TOLD: the limit is unknown.
+    """A model's metadata and configuration. `max_batch_size` 0: no batch dimension; UNKNOWN_BATCH_SIZE: no limit known.
 
     `composing`: names and versions of an ensemble's models, at all levels. `version`: if empty, the server's choice.
     """
