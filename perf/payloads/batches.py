@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, ModelDescription, Tensor
 
-from .input_data import Row
+from .inputs import Row
 from .tensors import InputError, InputTensor, Step, Values, text_of
 
 

@@ -14,7 +14,7 @@ from .batches import alone, check_batch, in_order
 from .cuda_regions import cuda
 from .grpc import GrpcWriter
 from .http import HttpWriter
-from .input_data import streams
+from .inputs import streams
 from .repeated import Repeated
 from .sequences import Lengths, Sequences, ids
 from .shared_memory import Registrar, shared, system

@@ -1,6 +1,6 @@
 """Tensors to send: random, zeros, or from JSON values or raw bytes. Elements are as on the v2 wire.
 
-Used by `input_data.py`. Random data is as perf_analyzer's, with two differences: floating-point numbers are in [0, 1),
+Used by `inputs.py`. Random data is as perf_analyzer's, with two differences: floating-point numbers are in [0, 1),
 since random bits would include NaN, infinities and numbers that slow a processor down; BOOL is 0 or 1.
 """
 

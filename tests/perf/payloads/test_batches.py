@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.payloads.batches import alone, check_batch, in_order
-from penstock.perf.payloads.input_data import Row
+from penstock.perf.payloads.inputs import Row
 from penstock.perf.payloads.tensors import InputError, InputTensor, Step, Values
 from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, ModelDescription, Tensor
 from tests.perf.payloads.strategies import model_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from penstock.perf.payloads.input_data import Streams, streams
+from penstock.perf.payloads.inputs import Streams, streams
 from penstock.perf.payloads.tensors import InputError, Values, elements_of
 from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.perf.profiling.options import Input
