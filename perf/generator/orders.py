@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numpy as np
 
 Times = np.ndarray[tuple[int], np.dtype[np.int64]]
 NO_TIMES: Times = np.empty(0, np.int64)
-ARRAYS = ("starts_ns", "ends_ns", "late_ns", "earlier_counts", "earlier_ns")
-"""A window's fields that are sent as raw memory."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The path of the RPC for inference."""
 
@@ -181,3 +179,7 @@ class Window:
             earlier_counts=np.concatenate((self.earlier_counts, other.earlier_counts)),
             earlier_ns=np.concatenate((self.earlier_ns, other.earlier_ns)),
         )
+
+
+ARRAYS = tuple(each.name for each in fields(Window) if each.type == "Times")
+"""A window's fields that are sent as raw memory."""

@@ -49,6 +49,10 @@ class _Process:
         except (EOFError, OSError):  # the parent has ended or was killed
             self.ended.set()
             return
+        except Exception as error:  # noqa: BLE001 (an order that cannot be read cannot be answered either)
+            _report(self._failures, error)
+            self.ended.set()
+            return
         task = asyncio.ensure_future(self._carry_out(serial, order, *arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -66,17 +70,26 @@ class _Process:
         self._writer.submit(self._reply, serial, succeeded, answer)
 
     def _reply(self, serial: int, succeeded: bool, answer: Any) -> None:
-        """Send an answer. A Window's times follow it as raw memory."""
+        """Send an answer, or why it could not be sent, so that the parent never waits for one that will not come."""
         with contextlib.suppress(OSError):  # the parent has ended
-            if not isinstance(answer, Window):
-                self._orders.send((serial, succeeded, answer))
-                return
-            times = [getattr(answer, name) for name in ARRAYS]
+            try:
+                self._send(serial, succeeded, answer)
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001 (it is the parent that raises it)
+                self._send(serial, False, (False, f"{type(error).__name__}: {error}"))
+
+    def _send(self, serial: int, succeeded: bool, answer: Any) -> None:
+        """Send an answer. A Window's times follow it as raw memory, and nothing can fail between them but the pipe."""
+        times = []
+        if isinstance(answer, Window):
             for name in ARRAYS:
+                array = getattr(answer, name)
+                times.append(array.data.cast("B") if len(array) else b"")
                 setattr(answer, name, NO_TIMES)
-            self._orders.send((serial, succeeded, answer))
-            for each in times:
-                self._orders.send_bytes(each.data.cast("B") if len(each) else b"")
+        self._orders.send((serial, succeeded, answer))
+        for each in times:
+            self._orders.send_bytes(each)
 
     async def _ready(self, load: Load) -> None:
         pacing_type = ClosedLoop if not load.open else SerialLoop if load.sequences else OpenLoop
@@ -106,6 +119,12 @@ class _Process:
             self._failures.send(reason)
 
 
+def _report(failures: Connection, error: Exception) -> None:
+    """Tell the parent why this process ends."""
+    with contextlib.suppress(OSError):  # the parent has ended
+        failures.send(f"{type(error).__name__}: {error}")
+
+
 def opener(target: Target) -> Opener:
     """Return the Opener for a target."""
     if target.grpc is None:
@@ -127,8 +146,12 @@ def main(orders: int, failures: int) -> None:
 
 
 async def _serve(orders: Connection, failures: Connection) -> None:
-    sys.path[:] = orders.recv()
-    process = _Process(orders, failures, orders.recv())
+    try:
+        sys.path[:] = orders.recv()
+        process = _Process(orders, failures, orders.recv())
+    except Exception as error:
+        _report(failures, error)
+        raise
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(process.on_loop_error)
     loop.add_reader(orders.fileno(), process.on_order)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 from penstock.perf.generator import fleet as fleets
 from penstock.perf.generator import process
 from penstock.perf.generator.fleet import Fleet, FleetError, _Child, fleet
-from penstock.perf.generator.orders import Load, Part, Target, Window
+from penstock.perf.generator.orders import ARRAYS, Load, Part, Target, Window
 from penstock.perf.payloads.repeated import Repeated
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
@@ -198,6 +199,56 @@ def test_an_order_that_fails_raises_the_text_of_its_error() -> None:
         pipe.close()
 
 
+def test_every_array_of_a_window_is_sent_as_raw_memory() -> None:
+    window = Window(0, 1)
+
+    assert set(ARRAYS) == {each.name for each in fields(window) if isinstance(getattr(window, each.name), np.ndarray)}
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_and_does_not_block() -> None:
+    window = Window(0, 1)
+    window.late_ns = None  # type: ignore[assignment]
+    watching, pipes = quiet()
+    replier = threading.Thread(target=_replies, args=(pipes[1], pipes[3], window))
+    replier.start()
+
+    with pytest.raises(FleetError, match="TypeError: object of type"):
+        watching.take()
+    replier.join()
+    for pipe in pipes:
+        pipe.close()
+
+
+def _replies(orders: Any, failures: Any, answer: Any) -> None:
+    child = process._Process.__new__(process._Process)
+    child._orders, child._failures = orders, failures
+    serial, *_ = orders.recv()
+    child._reply(serial, True, answer)
+
+
+class Unreadable:
+    """An argument that fails where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_an_order_that_cannot_be_read_ends_the_fleet_with_the_reason(port: int) -> None:
+    with (
+        fleet(Target("127.0.0.1", port), Repeated((REQUEST,))) as started,
+        pytest.raises(FleetError, match="has died: ValueError: invalid literal"),
+    ):
+        started._send_order(process.READY, Unreadable())
+
+
+def test_a_process_that_cannot_start_ends_the_fleet_with_the_reason(port: int) -> None:
+    with (
+        fleet(Target("127.0.0.1", port), Unreadable()) as started,  # type: ignore[arg-type]
+        pytest.raises(FleetError, match="has died: ValueError: invalid literal"),
+    ):
+        started.count()
+
+
 def test_a_process_reports_a_dead_server_to_the_fleet() -> None:
     watching, pipes = quiet()
     reporter = threading.Thread(target=_gives_up, args=(pipes[1], pipes[3]))
@@ -223,7 +274,7 @@ def _gives_up(orders: Any, failures: Any) -> None:
 PARENT = """
 import sys
 from penstock.perf.generator.fleet import fleet
-from penstock.perf.generator.orders import Load, Target
+from penstock.perf.generator.orders import ARRAYS, Load, Target
 from penstock.perf.payloads.repeated import Repeated
 
 with fleet(Target("127.0.0.1", int(sys.argv[1])), Repeated((sys.argv[2].encode(),))) as running:
