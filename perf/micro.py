@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from penstock.server.v2.regions import Regions
 from penstock.server.v2.tensors import from_json
 
 from .claims import verdict
-from .ipc import print_front_end_cost, print_hook_cost, print_round_trip_cost
+from .ipc import make_model, print_front_end_cost, print_hook_cost, print_round_trip_cost
 
 ROUNDS = 300
 CONNECTIONS = (1, 8, 32, 64)
@@ -294,4 +295,5 @@ async def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "perf/.models/iris/1/model.onnx")))
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else make_model(Path(folder))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.server.protobuf import service_pb2
 from penstock.server.v2.rpc.encode import RpcEncoder, encode_id_and_mark
 from penstock.server.v2.rpc.inference import RpcInference
 
+from .ipc import make_model
 from .micro import fastest_us, print_cost
 
 
@@ -51,4 +53,5 @@ async def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "perf/.models/iris/1/model.onnx")))
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else make_model(Path(folder))))

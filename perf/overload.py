@@ -28,6 +28,7 @@ import numpy as np
 from penstock.batching.scheduling.queue_limits import MIN_ROWS
 
 from . import models
+from .argument_types import positive_int
 from .bench import IRIS_64, MLP_32, Case, make_call
 from .claims import verdict
 from .open_loop import OpenLoopResult, run_open_loop
@@ -257,12 +258,20 @@ def _run_rounds(times: float, seconds: int, threads: int, rounds: int) -> str:
             return report(results)
 
 
+def overload_seconds(text: str) -> int:
+    """Parse how long the overload takes: its first second is not counted. Raises: argparse.ArgumentTypeError."""
+    seconds = positive_int(text)
+    if seconds < 2:
+        raise argparse.ArgumentTypeError("it must be 2 or more: the first second is not counted")
+    return seconds
+
+
 def main() -> None:
     """Overload or soak, and print the report."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.overload", description=__doc__)
     parser.add_argument("--times", type=float, default=10, help="what to offer, in peaks")
-    parser.add_argument("--seconds", type=int, default=20, help="how long")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=overload_seconds, default=20, help="how long")
+    parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="the model's; 0: as many as there are cores")
     parser.add_argument("--soak", type=int, metavar="SECONDS", help="steady load on iris and mlp instead, each so long")
     args = parser.parse_args()

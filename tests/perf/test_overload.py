@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 from penstock.perf import models, open_loop_sender
 from penstock.perf.open_loop import OpenLoopResult
 from penstock.perf.open_loop_sender import BROKEN, RECORD, SKIPPED, OpenLoopSender
-from penstock.perf.overload import Baseline, Overload, Round, Sample, report
+from penstock.perf.overload import Baseline, Overload, Round, Sample, overload_seconds, report
 from penstock.perf.wrk import Load
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
@@ -235,3 +236,13 @@ def test_the_deep_model_accepts_any_number_of_rows() -> None:
 
         assert output.shape == (rows, 8)
         assert np.isfinite(output).all()
+
+
+@pytest.mark.parametrize("text", ["0", "1", "1.5"])
+def test_an_overload_without_a_second_that_counts_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        overload_seconds(text)
+
+
+def test_an_overload_of_two_seconds_has_one_that_counts() -> None:
+    assert overload_seconds("2") == 2
