@@ -51,7 +51,7 @@ INITIAL_CONNECTIONS = 32
 """How many connections are opened in advance if the order does not say, so that the first requests need not wait."""
 LINGER_S = 60.0
 """How long to wait for outstanding answers after the last request has been sent."""
-_SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
+SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 _PR_SET_TIMERSLACK = 29  # Linux, linux/prctl.h
 _TIMESPEC = struct.Struct("qq")
 _READ_BYTES = 65536
@@ -155,7 +155,7 @@ class OpenLoopSender:
     def _connect(self) -> _Connection:
         sock = socket.create_connection(self._address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         sock.setblocking(False)
         self._epoll.register(sock, select.EPOLLIN)
         connection = self._connections[sock.fileno()] = _Connection(sock)
@@ -204,13 +204,13 @@ class OpenLoopSender:
             return
         connection.received = b""
         self._statuses[connection.request_number] = int(answer[9:12])
-        self._answered_ns[connection.request_number] = _kernel_timestamp_ns(ancillary)
+        self._answered_ns[connection.request_number] = kernel_timestamp_ns(ancillary)
         connection.request_number = -1
         if not connection.unsent:
             self._idle.append(connection)
 
 
-def _kernel_timestamp_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+def kernel_timestamp_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
     """Return the kernel's timestamp. Data received before timestamps took effect has none, and the time is now."""
     if not ancillary:
         return time.time_ns()

@@ -16,7 +16,6 @@ import argparse
 import json
 import socket
 import statistics
-import struct
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +33,7 @@ from .background_load import measure_when_idle
 from .bench import Case, make_call
 from .calls import HOST, Call
 from .open_loop import OpenLoopResult, run_open_loop
+from .open_loop_sender import SO_TIMESTAMPNS, kernel_timestamp_ns
 from .processes import loop_ns
 from .server_process import Process, penstock
 from .simulator.arrivals import SHAPELESS, Arrivals, poisson, recorded
@@ -49,7 +49,6 @@ LOADED_SHARE = 0.4
 WARM_UP_RUNS = 20
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 POLICY = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
-_SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ def _closed_loop_latencies_ns(server: Process, sent: Call, seconds: float) -> np
     took_ns: list[int] = []
     with socket.create_connection((HOST, server.port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         end = time.monotonic() + seconds
         while time.monotonic() < end or len(took_ns) <= 2 * WARM_UP_RUNS:
             sent_ns = time.time_ns()
@@ -177,8 +176,7 @@ def _answered_ns(sock: socket.socket) -> int:
         if not part:
             raise RuntimeError("the server closed the connection")
         answer += part
-        seconds, part_ns = struct.unpack("qq", ancillary[0][2])
-        stamp_ns = seconds * 1_000_000_000 + part_ns
+        stamp_ns = kernel_timestamp_ns(ancillary)
         end = answer.find(b"\r\n\r\n") + 4
         if end >= 4:
             length = answer.index(b"\r\ncontent-length: ", 0, end) + 18

@@ -88,7 +88,7 @@ class TestOpenLoopSender:
     def test_an_answer_without_a_kernel_timestamp_counts_until_it_is_read(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(open_loop_sender, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
+        monkeypatch.setattr(open_loop_sender, "SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
         with answering(b"200 OK") as address:
             results = OpenLoopSender(address, [REQUEST], 1).run([0], [0])
 
