@@ -266,9 +266,7 @@ def _parse_few(text: bytes, row: _RowTemplate) -> Array | None:
 
 
 def _parse_many(text: bytes, row: _RowTemplate) -> Array | None:
-    """Parse the same without a Python float per number. A nested list is left to `decode`, which checks its depth."""
-    if text.count(b"[") != 1:
-        return None
+    """Parse the same without a Python float per number. A nested list is not valid JSON: it is cut at the first `]`."""
     values = parse_numbers(text)
     if values is None or values.size != row.size:
         return None

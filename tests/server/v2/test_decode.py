@@ -258,6 +258,13 @@ class TestValidRequests:
             assert options.parameters is not None
         assert len(layouts) == 0
 
+    def test_a_layout_is_cached_even_if_the_binary_tensor_looks_like_json_data(self) -> None:
+        made, layouts = model(), Layouts()
+        text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
+        decode_remembered(made, text + b'"data":[1,2,3,4]', len(text), 100, SINK, layouts)
+
+        assert len(layouts) == 1
+
     def test_a_body_longer_or_shorter_than_its_cached_layout_is_rejected(self) -> None:
         made, layouts = model(), Layouts()
         text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
