@@ -199,6 +199,15 @@ class TestRuns:
 
         assert same.shape == (1, 4)
 
+    def test_only_the_configured_axis_of_an_output_without_axis_names_is_trimmed(self) -> None:
+        graph = Signature((replace(IDS, axes=()),), (TensorSpec("pairs", "INT64", (-1, -1, -1)),))
+        said = PaddedAxis("ids", 0, buckets=(4,), outputs={"pairs": 1})
+        model, backend = model_of(said, graph=graph, function=lambda inputs: [inputs[0][:, None].repeat(4, axis=1)])
+
+        ((pairs,),) = run(model, backend, request_of(model, ones(1, 3)))
+
+        assert pairs.tolist() == [[[1] * 3] * 4]
+
     def test_an_output_of_another_length_than_the_run_is_an_internal_error(self) -> None:
         model, backend = model_of(PADDED, function=too_short)
         request = request_of(model, ones(1, 2), None)
