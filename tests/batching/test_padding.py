@@ -315,6 +315,12 @@ class TestRefusedConfigurations:
 
         assert refusal(PADDED, replace(PADDED, input="other"), graph=graph) == f"model 'm', {text}"
 
+    def test_two_axes_with_different_names_may_have_a_mask_each(self) -> None:
+        other = (TensorSpec(name, "INT64", (-1, -1), axes=("N", "M")) for name in ("other", "other_mask"))
+        graph = replace(GRAPH, inputs=(IDS, MASK, *other))
+
+        assert spec_of(PADDED, replace(PADDED, input="other", mask="other_mask"), graph=graph).signature is not None
+
     def test_padding_one_axis_twice_is_refused(self) -> None:
         assert refusal(PADDED, PADDED) == "model 'm', padding.ids.axis: axis 0 is declared twice"
 
