@@ -324,6 +324,19 @@ class TestQueueLimits:
         assert add(scheduler, 3).waiting
 
 
+def test_rows_of_a_removed_request_no_longer_count_in_its_lane() -> None:
+    policy = BatchPolicy(priority_levels=2, default_priority=1)
+    lane = LevelLane(A, Levels(policy, QueueLimits(policy)))
+    kept, removed = fake_request(MODEL, 2), fake_request(MODEL, 3)
+    for request in (kept, removed):
+        request.priority = 1
+        lane.add(request)
+
+    lane.remove(removed)
+
+    assert (lane.rows, lane.rows_ahead(kept)) == (2, 2)
+
+
 def test_a_lane_keeps_queues_only_for_levels_with_waiting_requests() -> None:
     policy = BatchPolicy(priority_levels=2**64 - 1, default_priority=1)
     levels = Levels(policy, QueueLimits(policy))
