@@ -55,6 +55,10 @@ def too_short(inputs: list[Any]) -> list[Any]:
     return [inputs[0][:, :3], inputs[0][:, 0]]
 
 
+def squared(inputs: list[Any]) -> list[Any]:
+    return [inputs[0][:, None].repeat(inputs[0].shape[1], axis=1)]
+
+
 def kind_and_length(inputs: list[Any]) -> list[Any]:
     return [inputs[1], inputs[2].sum(axis=1)]
 
@@ -202,7 +206,7 @@ class TestRuns:
     def test_only_the_configured_axis_of_an_output_without_axis_names_is_trimmed(self) -> None:
         graph = Signature((replace(IDS, axes=()),), (TensorSpec("pairs", "INT64", (-1, -1, -1)),))
         said = PaddedAxis("ids", 0, buckets=(4,), outputs={"pairs": 1})
-        model, backend = model_of(said, graph=graph, function=lambda inputs: [inputs[0][:, None].repeat(4, axis=1)])
+        model, backend = model_of(said, graph=graph, function=squared)
 
         ((pairs,),) = run(model, backend, request_of(model, ones(1, 3)))
 
