@@ -23,8 +23,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from . import beside
-from .load import HOST, READY_LIMIT_S, Call, Load, Process, drive, free_port
+from . import side_by_side
+from .calls import HOST, Call
+from .server_process import READY_LIMIT_S, Process, free_port
+from .wrk import Load, drive
 
 CONNECTIONS = 32
 TIMES = 10
@@ -72,27 +74,27 @@ class Front:
     def answer(self, method: str, headers: Mapping[str, str], body: bytes) -> bytes:
         """Have the runtime answer one request. Returns: the answer as HTTP."""
         self._body.write_bytes(body)
-        asked = {
+        request = {
             "method": method,
             "content_type": headers.get("content-type"),
             "headers": [{"key": name, "values": [value]} for name, value in sorted(headers.items())],
             "contents": [{"path": str(self._body)}],
         }
-        text = json.dumps(asked).encode()
+        text = json.dumps(request).encode()
         self._runtime.sendall(_MESSAGE.pack(_MARK, len(text)) + text)
         _, nbytes = _MESSAGE.unpack(self._said.read(_MESSAGE.size))
-        said: dict[str, Any] = json.loads(self._said.read(nbytes))
+        reply: dict[str, Any] = json.loads(self._said.read(nbytes))
         self._body.unlink()
-        content = json.dumps({"status": said.get("error_message")}).encode()
-        if "error_message" not in said:
+        content = json.dumps({"status": reply.get("error_message")}).encode()
+        if "error_message" not in reply:
             content = b""
-            if path := said.get("path"):
+            if path := reply.get("path"):
                 content = Path(path).read_bytes()
                 Path(path).unlink()
-        lines = {"Content-Type": said["content_type"], **(said.get("metadata") or {})}
+        lines = {"Content-Type": reply["content_type"], **(reply.get("metadata") or {})}
         lines |= {"Content-Length": str(len(content)), "Connection": "close"}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        return f"HTTP/1.1 {said['status_code']} -\r\n{head}\r\n".encode() + content
+        return f"HTTP/1.1 {reply['status_code']} -\r\n{head}\r\n".encode() + content
 
 
 def read_request(file: BinaryIO) -> tuple[str, dict[str, str], bytes] | None:
@@ -131,32 +133,41 @@ def serve_front(program: str, port: int) -> None:
 
 def ask(server: Process) -> None:
     """Send the call. Raises: RuntimeError if the answer is not as expected."""
-    said = json.loads(server.request("POST", CALL.path, CALL.bodies[0], CALL.headers))
-    if said != ANSWER:
-        raise RuntimeError(f"the handler said {said}")
+    answer = json.loads(server.request("POST", CALL.path, CALL.bodies[0], CALL.headers))
+    if answer != ANSWER:
+        raise RuntimeError(f"the handler said {answer}")
 
 
-def load(family: beside.Family, seconds: int) -> Load:
+def load(family: side_by_side.ProcessTree, seconds: int) -> Load:
     """Keep 32 connections busy."""
     return drive(family, CALL, CONNECTIONS, seconds)
 
 
-def sides_of(folder: Path, original: str, proxy: str) -> beside.Sides[beside.Family]:
+def sides_of(folder: Path, original: str, proxy: str) -> side_by_side.Sides[side_by_side.ProcessTree]:
     """Return the sides to measure. `folder` holds the handler, and any files that the sides leave."""
     environ = {"HANDLER": "main:handler", "TMPDIR": str(folder)}
     port, health_port = str(free_port()), str(free_port())
-    ours = [sys.executable, "-m", "penstock.server.cli", "abeja", "--port", port, "--health-port", health_port]
-    sides = {"penstock": beside.served(ours, folder, int(port), ask, environ)}
+    penstock_command = [
+        sys.executable,
+        "-m",
+        "penstock.server.cli",
+        "abeja",
+        "--port",
+        port,
+        "--health-port",
+        health_port,
+    ]
+    sides = {"penstock": side_by_side.served(penstock_command, folder, int(port), ask, environ)}
     if original:
         runtime = str(Path(original).with_name("abeja-runtime-python"))
         port = str(free_port())
         command = [sys.executable, "-m", "penstock.perf.abeja", "--front", runtime, "--port", port]
-        sides["runtime 1.1.1, plain front"] = beside.served(command, folder, int(port), ask, environ)
+        sides["runtime 1.1.1, plain front"] = side_by_side.served(command, folder, int(port), ask, environ)
     if original and proxy:
         ports = {"PORT": str(free_port()), "HEALTHCHECK_PORT": str(free_port())}
         path = {"PATH": os.pathsep.join([str(Path(original).parent), os.environ["PATH"]])}
         its = environ | ports | path
-        sides["runtime 1.1.1, its proxy"] = beside.served([proxy], folder, int(ports["PORT"]), ask, its)
+        sides["runtime 1.1.1, its proxy"] = side_by_side.served([proxy], folder, int(ports["PORT"]), ask, its)
     return sides
 
 
@@ -167,17 +178,17 @@ def main() -> None:
     parser.add_argument("--proxy", default=os.environ.get("ABEJA_PROXY", ""), metavar="PROGRAM")
     parser.add_argument("--front", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
-    asked = beside.arguments(parser)
-    if asked.front:
-        serve_front(asked.front, asked.port)
+    args = side_by_side.arguments(parser)
+    if args.front:
+        serve_front(args.front, args.port)
         return
-    if not asked.original:
+    if not args.original:
         print("the original is left out: no --original PYTHON, and no ABEJA_ORIGINAL")
     print(f"{os.cpu_count()} CPUs, {CONNECTIONS} connections, one worker each")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "main.py").write_text(HANDLER)
-        beside.show(sides_of(folder, asked.original, asked.proxy), {"JSON": load}, {"JSON": TIMES}, asked)
+        side_by_side.show(sides_of(folder, args.original, args.proxy), {"JSON": load}, {"JSON": TIMES}, args)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 These machines drift by a third within the hour, so everything compared runs in turns, round after round, and the table
 holds medians. Every case is warmed up once before it counts. Targets of issue 2 that are figures of another machine are
-also reported as multiples of the prototype (prototype.py), whose figures on that machine are known.
+also reported as multiples of the prototype (baselines/prototype.py), whose figures on that machine are known.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from . import models, offline
-from .load import Call, Process, Rounds, bare_uvicorn, drive, penstock, prototype
-from .verdicts import verdict
+from . import models
+from .baselines import onnx_runtime
+from .calls import Call
+from .claims import verdict
+from .server_process import Process, bare_uvicorn, penstock, prototype
+from .wrk import Rounds, drive
 
 ECHO = "echo"
 WARM_UP_S = 1
@@ -108,15 +111,15 @@ def make_call(case: Case) -> Call:
 
 def _json(tensor: models.Array) -> bytes:
     values = [round(float(value), 4) for value in tensor.ravel()]
-    words = {"name": "input", "shape": tensor.shape, "datatype": "FP32", "data": values}
-    return json.dumps({"inputs": [words]}).encode()
+    entry = {"name": "input", "shape": tensor.shape, "datatype": "FP32", "data": values}
+    return json.dumps({"inputs": [entry]}).encode()
 
 
 def _binary_head(tensor: models.Array) -> bytes:
-    taken = {"name": "input", "shape": tensor.shape, "datatype": "FP32"}
-    given = {"name": "output", "parameters": {"binary_data": True}}
+    input_entry = {"name": "input", "shape": tensor.shape, "datatype": "FP32"}
+    output_entry = {"name": "output", "parameters": {"binary_data": True}}
     return json.dumps(
-        {"inputs": [{**taken, "parameters": {"binary_data_size": tensor.nbytes}}], "outputs": [given]}
+        {"inputs": [{**input_entry, "parameters": {"binary_data_size": tensor.nbytes}}], "outputs": [output_entry]}
     ).encode()
 
 
@@ -152,7 +155,7 @@ class Bench:
             else:
                 line.drive(server, case.model, make_call(case), case.connections, seconds)
         for model, rates in self.offline.items():
-            rates.append(offline.best_rows_per_s(self._folder / model / "1" / "model.onnx")["best"])
+            rates.append(onnx_runtime.best_rows_per_s(self._folder / model / "1" / "model.onnx")["best"])
 
     def discard_warm_up(self) -> None:
         """Drop the results of the warm-up."""
@@ -189,28 +192,28 @@ class Bench:
 
     def verdicts(self) -> list[str]:
         """Report which of issue 2's targets are met."""
-        words = []
+        lines = []
 
-        def say(case: Case, what: str, got: float, bound: float, *, least: bool) -> None:
-            limit = f"at {'least' if least else 'most'} {bound:,.4g}"
-            said = f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}"
-            words.append(verdict(said, got >= bound if least else got <= bound))
+        def say(case: Case, name: str, value: float, bound: float, *, is_minimum: bool) -> None:
+            limit = f"at {'least' if is_minimum else 'most'} {bound:,.4g}"
+            text = f"{case.name} at {case.connections}: {name} {value:,.3f}, {limit}"
+            lines.append(verdict(text, value >= bound if is_minimum else value <= bound))
 
         for case, line in self.results.items():
             if case in TARGETS:
-                asked = TARGETS[case]
-                say(case, asked.figure, line.median(asked.figure), asked.bound, least=asked.is_minimum)
-                times = line.ratio_to(self.prototype[case], asked.figure)
-                most = asked.bound / asked.prototype
-                say(case, f"{asked.figure}, times the prototype's", times, most, least=asked.is_minimum)
+                target = TARGETS[case]
+                say(case, target.figure, line.median(target.figure), target.bound, is_minimum=target.is_minimum)
+                times = line.ratio_to(self.prototype[case], target.figure)
+                ratio_limit = target.bound / target.prototype
+                say(case, f"{target.figure}, times the prototype's", times, ratio_limit, is_minimum=target.is_minimum)
             if case == IRIS_64 and ECHO_64 in self.results:
                 times = line.ratio_to(self.results[ECHO_64], "requests_per_s")
-                say(case, "times bare uvicorn's requests/s", times, 1.5, least=True)
+                say(case, "times bare uvicorn's requests/s", times, 1.5, is_minimum=True)
             elif case == MIXED:
-                for one in (ALONE, HALF):
-                    what = f"of the rows/batch of one shape with {one.connections}"
-                    say(case, what, line.rows / self.results[one].rows, 0.8, least=True)
-        return words
+                for reference in (ALONE, HALF):
+                    name = f"of the rows/batch of one shape with {reference.connections}"
+                    say(case, name, line.rows / self.results[reference].rows, 0.8, is_minimum=True)
+        return lines
 
 
 def main() -> None:

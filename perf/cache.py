@@ -23,9 +23,11 @@ from penstock.batching.caching.cache import Cache
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 
-from . import models, verdicts
-from .load import Call, Process, Rounds, drive, penstock
-from .micro import say, trip_us
+from . import claims, models
+from .calls import Call
+from .micro import print_cost, trip_us
+from .server_process import Process, penstock
+from .wrk import Rounds, drive
 
 BUDGET_US = 15.0
 CONNECTIONS = 64
@@ -99,7 +101,7 @@ def check(process: Process, line: Line) -> None:
         raise RuntimeError(f"{line.served} has run {rows} rows: its answers were not found")
 
 
-async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
+async def trips(folder: Path, turn_sizes: tuple[int, ...] = (8, 64)) -> float:
     """Print the cost of whole trips without sockets, by requests per turn. Returns: the highest cost of a hit.
 
     All are measured one after the other, SWEEPS times, and the fastest counts: a shared machine can be slow for
@@ -112,19 +114,19 @@ async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
     for line in lines:
         path, policy = folder / line.served / "1" / "model.onnx", BatchPolicy(executor="loop")
         await engine.load(ModelSpec(line.served, 1, path, policy=policy, cached=line.cached))
-    cases = [(line, count) for line in lines for count in turns]
+    cases = [(line, count) for line in lines for count in turn_sizes]
     taken_us = [[await trip_us(engine, count, call(line).request()) for line, count in cases] for _ in range(SWEEPS)]
     await engine.stop(1.0)
     fastest_us = dict(zip(((line.served, line.way, count) for line, count in cases), map(min, *taken_us), strict=True))
-    for (served, way, count), us in fastest_us.items():
-        say(f"whole trip, {served} {way}, {count} a turn", us)
+    for (served, encoding, count), us in fastest_us.items():
+        print_cost(f"whole trip, {served} {encoding}, {count} a turn", us)
     dearest_us: float = max(fastest_us[line.served, line.way, count] for line, count in cases if line.cached)
     return dearest_us
 
 
 def verdict(dearest_us: float) -> str:
     """Compare the highest cost of a hit with the budget."""
-    return verdicts.verdict(f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}", dearest_us <= BUDGET_US)
+    return claims.verdict(f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}", dearest_us <= BUDGET_US)
 
 
 def main() -> None:

@@ -19,13 +19,13 @@ INTERRUPTED_STATUS = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand, or drive a model. Returns: the exit status: 0 done, 1 failed, 2 wrong usage."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    module = WORDS.get(words[0]) if words else None
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    module = WORDS.get(arguments[0]) if arguments else None
     try:
         chosen = importlib.import_module(f".{module or 'profiling.command'}", __package__)
     except ModuleNotFoundError as error:  # the gate is for developers of Penstock
-        print(f"penstock perf {words[0]} needs {error.name}: pip install 'penstock[dev]'", file=sys.stderr)
+        print(f"penstock perf {arguments[0]} needs {error.name}: pip install 'penstock[dev]'", file=sys.stderr)
         return USAGE_STATUS
     except KeyboardInterrupt:  # nothing to write yet
         return INTERRUPTED_STATUS
-    return int(chosen.main(words[1:] if module else words))
+    return int(chosen.main(arguments[1:] if module else arguments))

@@ -43,9 +43,11 @@ from penstock.server.serve import Server
 from penstock.server.settings import Settings
 
 from . import models
-from .beside import Family
-from .calm import in_calm
-from .load import HOST, Call, Process, drive, http_ready, penstock, running
+from .background_load import measure_when_idle
+from .calls import HOST, Call
+from .server_process import Process, http_ready, penstock, running_server
+from .side_by_side import ProcessTree
+from .wrk import drive
 
 JSON = {"Content-Type": "application/json"}
 PATIENCE_S = 10.0
@@ -167,8 +169,8 @@ def digits() -> onnx.ModelProto:
         }""")
     rng = np.random.default_rng(6)
     for number, shape in enumerate(((6, 1, 5, 5), (16, 6, 5, 5), (400, 120), (120, 84), (84, 10))):
-        drawn = rng.normal(0, 0.1, shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(drawn, f"w{number}"))
+        values = rng.normal(0, 0.1, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, f"w{number}"))
     return model
 
 
@@ -176,11 +178,11 @@ def image(side: int, colours: int, encoding: str) -> dict[str, str]:
     """Encode a smooth pattern as text: raw pixels if no encoding is named, or if Pillow is not installed."""
     x, y = np.meshgrid(np.linspace(0, 6, side), np.linspace(0, 4, side))
     pixels = np.stack([np.sin(x), np.cos(y), np.sin(x + y)], axis=2)[:, :, :colours].squeeze()
-    drawn = (pixels * 127 + 128).astype(np.uint8)
-    content = drawn.tobytes()
+    pixel_bytes = (pixels * 127 + 128).astype(np.uint8)
+    content = pixel_bytes.tobytes()
     if encoding and importlib.util.find_spec("PIL"):
         file = io.BytesIO()
-        importlib.import_module("PIL.Image").fromarray(drawn).save(file, encoding)
+        importlib.import_module("PIL.Image").fromarray(pixel_bytes).save(file, encoding)
         content = file.getvalue()
     return {"image": base64.b64encode(content).decode()}
 
@@ -201,24 +203,24 @@ PROJECTS: Mapping[str, Project] = {
 
 def write(folder: Path, project: Project) -> None:
     """Write a project with one API, and beside it a repository with the same model."""
-    ours, plain = folder / "project", folder / "plain" / "plain" / "1"
-    ours.mkdir()
-    plain.mkdir(parents=True)
+    project_folder, plain_folder = folder / "project", folder / "plain" / "plain" / "1"
+    project_folder.mkdir()
+    plain_folder.mkdir(parents=True)
     if project.build is None:
-        shutil.copytree(SAVED_MODEL, ours / "model")
-        shutil.copytree(SAVED_MODEL / "1", plain / "model.savedmodel")
+        shutil.copytree(SAVED_MODEL, project_folder / "model")
+        shutil.copytree(SAVED_MODEL / "1", plain_folder / "model.savedmodel")
     else:
         model = project.build()
         for axis, length in enumerate(project.shape[1:], 1):
             model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = length
-        onnx.save(model, plain / "model.onnx")
+        onnx.save(model, plain_folder / "model.onnx")
         for value in (*model.graph.input, *model.graph.output):
             value.type.tensor_type.shape.dim[0].dim_value = 1
-        onnx.save(model, ours / "model")
-    (ours / "handler.py").write_text(project.handler)
+        onnx.save(model, project_folder / "model")
+    (project_folder / "handler.py").write_text(project.handler)
     kind = "onnx" if project.build else "tensorflow"
     api = {"kind": "api", "name": "api", kind: {"model": "model", "request_handler": "handler.py"}}
-    (ours / "cortex.yaml").write_text(json.dumps([{"kind": "deployment", "name": "perf"}, api]))
+    (project_folder / "cortex.yaml").write_text(json.dumps([{"kind": "deployment", "name": "perf"}, api]))
 
 
 class OneByOne(HookedEngine):
@@ -233,8 +235,8 @@ class OneByOne(HookedEngine):
 
 async def serve_one_by_one(project: Path, port: int) -> None:
     """Serve a project one request at a time until SIGTERM."""
-    asked = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    stop_requested = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop_requested.set)
     settings = Settings(
         model_repository=(str(project),), dialect="cortex", http_address=HOST, http_port=port, allow_grpc=False,
         allow_metrics=False,
@@ -242,33 +244,33 @@ async def serve_one_by_one(project: Path, port: int) -> None:
     server = Server(settings, models=OneByOne)
     await server.open()
     await server.load()
-    await asked.wait()
+    await stop_requested.wait()
     await server.drain()
     await server.close()
 
 
 @contextlib.contextmanager
-def served(folder: Path, way: str) -> Iterator[Process]:
+def served(folder: Path, mode: str) -> Iterator[Process]:
     """Serve what `write` has written, in one of three ways. Workers count: a TensorFlow model has one."""
     project = folder / "project"
-    if way == "plain infer":
+    if mode == "plain infer":
         serving = penstock(folder / "plain")
-    elif way == "batched":
+    elif mode == "batched":
         serving = penstock(project, "--dialect", "cortex", "--http-address", HOST)
     else:
         command = [sys.executable, "-m", "penstock.perf.cortex", "--one-by-one", str(project), "--port"]
-        serving = running(command, http_ready("/v2/health/ready"))
+        serving = running_server(command, http_ready("/v2/health/ready"))
     with serving as server:
-        yield Family(server.pid, server.port)
+        yield ProcessTree(server.pid, server.port)
 
 
-def call_of(project: Project, way: str) -> Call:
+def call_of(project: Project, mode: str) -> Call:
     """Make the request. Tensors are sent as binary, as tritonclient sends them."""
-    if way != "plain infer":
+    if mode != "plain infer":
         return Call("/perf/api", (json.dumps(project.sample).encode(),), JSON)
     row = np.full(project.shape, 0.5, "f4" if project.datatype == "FP32" else "f8").tobytes()
-    said = {"datatype": project.datatype, "shape": project.shape, "parameters": {"binary_data_size": len(row)}}
-    head = json.dumps({"inputs": [{"name": name, **said} for name in project.inputs]}).encode()
+    entry = {"datatype": project.datatype, "shape": project.shape, "parameters": {"binary_data_size": len(row)}}
+    head = json.dumps({"inputs": [{"name": name, **entry} for name in project.inputs]}).encode()
     headers = {**JSON, "Inference-Header-Content-Length": str(len(head))}
     return Call("/v2/models/plain/infer", (head + row * len(project.inputs),), headers)
 
@@ -278,38 +280,38 @@ WAYS = ("one by one", "batched", "plain infer")
 
 def measured(project: Project, seconds: int, rounds: int, connections: int) -> Iterator[str]:
     """Measure the three ways in turns and report them side by side."""
-    rates: dict[str, list[float]] = {way: [] for way in WAYS}
-    costs: dict[str, list[float]] = {way: [] for way in WAYS}
-    sizes: dict[str, list[float]] = {way: [] for way in WAYS}
-    others: list[float] = []
+    rates: dict[str, list[float]] = {mode: [] for mode in WAYS}
+    costs: dict[str, list[float]] = {mode: [] for mode in WAYS}
+    sizes: dict[str, list[float]] = {mode: [] for mode in WAYS}
+    background_cores: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, project)
         for _ in range(rounds):
-            for way in WAYS:
-                with served(folder, way) as server:
-                    call = call_of(project, way)
+            for mode in WAYS:
+                with served(folder, mode) as server:
+                    call = call_of(project, mode)
                     server.request("POST", call.path, call.bodies[0], call.headers)
                     drive(server, call, connections, 1)
                     measure = partial(drive, server, call, connections, seconds)
-                    load, cores = in_calm(server, measure, time.monotonic() + PATIENCE_S)
-                    others.append(cores)
+                    load, cores = measure_when_idle(server, measure, time.monotonic() + PATIENCE_S)
+                    background_cores.append(cores)
                     if load.refused or load.broken:
-                        raise SystemExit(f"{way}: {load.refused} refused, {load.broken} broken")
-                    rates[way].append(load.requests_per_s)
-                    costs[way].append(load.cpu_us)
-                    rows, batches = server.counts("plain" if way == "plain infer" else "api")
-                    sizes[way].append(rows / max(batches, 1))
-    middle = {way: statistics.median(seen) for way, seen in rates.items()}
-    for way in WAYS:
-        cost, size = statistics.median(costs[way]), statistics.median(sizes[way])
-        yield f"  {way:12}{middle[way]:9.0f} requests/s  {cost:7.1f} us of CPU each  {size:5.1f} a batch"
-    gains = [one / other for one, other in zip(rates["batched"], rates["one by one"], strict=True)]
-    shares = [one / other for one, other in zip(rates["batched"], rates["plain infer"], strict=True)]
-    gain, share = statistics.median(gains), statistics.median(shares)
-    each = ", ".join(f"{one:.1f}" for one in gains)
-    yield f"  batched is {gain:.1f} times one by one ({each}), {share:.2f} of plain infer"
-    yield f"  others used {max(others):.2f} cores at most"
+                        raise SystemExit(f"{mode}: {load.refused} refused, {load.broken} broken")
+                    rates[mode].append(load.requests_per_s)
+                    costs[mode].append(load.cpu_us)
+                    rows, batches = server.counts("plain" if mode == "plain infer" else "api")
+                    sizes[mode].append(rows / max(batches, 1))
+    median_rates = {mode: statistics.median(values) for mode, values in rates.items()}
+    for mode in WAYS:
+        cost, size = statistics.median(costs[mode]), statistics.median(sizes[mode])
+        yield f"  {mode:12}{median_rates[mode]:9.0f} requests/s  {cost:7.1f} us of CPU each  {size:5.1f} a batch"
+    speedups = [ours / baseline for ours, baseline in zip(rates["batched"], rates["one by one"], strict=True)]
+    plain_ratios = [ours / baseline for ours, baseline in zip(rates["batched"], rates["plain infer"], strict=True)]
+    speedup, plain_ratio = statistics.median(speedups), statistics.median(plain_ratios)
+    speedup_list = ", ".join(f"{ours:.1f}" for ours in speedups)
+    yield f"  batched is {speedup:.1f} times one by one ({speedup_list}), {plain_ratio:.2f} of plain infer"
+    yield f"  others used {max(background_cores):.2f} cores at most"
 
 
 def main() -> None:
@@ -321,19 +323,19 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--one-by-one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.one_by_one:
+    args = parser.parse_args()
+    if args.one_by_one:
         prepare()
-        uvloop.run(serve_one_by_one(asked.one_by_one, asked.port))
+        uvloop.run(serve_one_by_one(args.one_by_one, args.port))
         return
-    print(f"{os.cpu_count()} CPUs, {asked.connections} connections")
-    for name in asked.projects or PROJECTS:
+    print(f"{os.cpu_count()} CPUs, {args.connections} connections")
+    for name in args.projects or PROJECTS:
         project = PROJECTS[name]
         if project.needs and not importlib.util.find_spec(project.needs):
             print(f"{name}: left out, this Python has no {project.needs}", flush=True)
             continue
         print(name, flush=True)
-        for line in measured(project, asked.seconds, asked.rounds, asked.connections):
+        for line in measured(project, args.seconds, args.rounds, args.connections):
             print(line, flush=True)
 
 

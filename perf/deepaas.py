@@ -16,8 +16,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from . import beside
-from .load import Call, Load, Process, drive, free_port
+from . import side_by_side
+from .calls import Call
+from .server_process import Process, free_port
+from .wrk import Load, drive
 
 CONNECTIONS = 32
 TIMES = 5
@@ -88,47 +90,49 @@ def install(folder: Path) -> None:
     """Write the modules and what installing them leaves: a distribution with entry points."""
     for name, text in MODULES.items():
         (folder / f"{name}.py").write_text(text)
-    told = folder / "perf-1.0.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: perf\nVersion: 1.0\n")
+    dist_info = folder / "perf-1.0.dist-info"
+    dist_info.mkdir()
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: perf\nVersion: 1.0\n")
     points = "".join(f"{name} = {name}\n" for name in MODULES)
-    (told / "entry_points.txt").write_text(f"[deepaas.v2.model]\n{points}")
+    (dist_info / "entry_points.txt").write_text(f"[deepaas.v2.model]\n{points}")
 
 
 def ask(server: Process) -> None:
     """Send every call. Raises: RuntimeError if a prediction is not as expected."""
-    for call, wanted in CALLS.values():
-        said = json.loads(server.request("POST", call.path, call.bodies[0], call.headers))
-        if said != {"status": "OK", "predictions": wanted}:
-            raise RuntimeError(f"{call.path}: {said}")
+    for call, expected in CALLS.values():
+        answer = json.loads(server.request("POST", call.path, call.bodies[0], call.headers))
+        if answer != {"status": "OK", "predictions": expected}:
+            raise RuntimeError(f"{call.path}: {answer}")
 
 
-def load_of(call: Call) -> Callable[[beside.Family, int], Load]:
+def load_of(call: Call) -> Callable[[side_by_side.ProcessTree, int], Load]:
     """Return a function that keeps 32 connections busy with a call."""
     return lambda family, seconds: drive(family, call, CONNECTIONS, seconds)
 
 
-def served(command: Sequence[str], folder: Path, home: Path) -> contextlib.AbstractContextManager[beside.Family]:
+def served(
+    command: Sequence[str], folder: Path, home: Path
+) -> contextlib.AbstractContextManager[side_by_side.ProcessTree]:
     """Serve what is installed in a folder. `home` is where a side leaves files: the original leaves every upload."""
     home.mkdir()
     environ = {"PYTHONPATH": str(folder)} | dict.fromkeys(("HOME", "XDG_STATE_HOME", "TMPDIR"), str(home))
     port = free_port()
-    return beside.served([*command, "--listen-port", str(port)], folder, port, ask, environ)
+    return side_by_side.served([*command, "--listen-port", str(port)], folder, port, ask, environ)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.deepaas", description=__doc__)
     parser.add_argument("--original", default=os.environ.get("DEEPAAS_ORIGINAL", ""), metavar="PYTHON")
-    asked = beside.arguments(parser)
+    args = side_by_side.arguments(parser)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "installed")
         folder.mkdir()
         install(folder)
-        ours = [sys.executable, "-m", "penstock.server.cli", "deepaas-run"]
-        sides = {"penstock": served(ours, folder, Path(name, "ours"))}
-        if asked.original:
-            command = [str(Path(asked.original).with_name("deepaas-run"))]
+        penstock_command = [sys.executable, "-m", "penstock.server.cli", "deepaas-run"]
+        sides = {"penstock": served(penstock_command, folder, Path(name, "ours"))}
+        if args.original:
+            command = [str(Path(args.original).with_name("deepaas-run"))]
             sides["DEEPaaS 2.6.0"] = served(command, folder, Path(name, "theirs"))
         else:
             print("the original is left out: no --original PYTHON, and no DEEPAAS_ORIGINAL")
@@ -136,7 +140,7 @@ def main() -> None:
             f"{os.cpu_count()} CPUs, {CONNECTIONS} connections, an upload of {UPLOAD_BYTES / 1e3:g} kB, one worker each"
         )
         loads = {case: load_of(call) for case, (call, _) in CALLS.items()}
-        beside.show(sides, loads, dict.fromkeys(loads, TIMES), asked)
+        side_by_side.show(sides, loads, dict.fromkeys(loads, TIMES), args)
 
 
 if __name__ == "__main__":

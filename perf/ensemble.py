@@ -34,15 +34,17 @@ from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.scan import scan
 
 from . import bench, models, processes
-from .load import Call, Load, Process, drive, penstock
-from .verdicts import verdict
+from .calls import Call
+from .claims import verdict
+from .server_process import Process, penstock
+from .wrk import Load, drive
 
 WIDTH = 16
 STEPS = 10
 ROWS = 64
 FIRST, SECOND, PAIR, CHAIN = "first", "second", "pair", "chain"
-MOST_CPU = 1.15
-MOST_MORE_MS = 1.0
+MAX_CPU_RATIO = 1.15
+MAX_ADDED_MS = 1.0
 WARM_UP_S = 1
 
 
@@ -58,12 +60,12 @@ def config(name: str, steps: Sequence[str]) -> str:
     tensors = ["input", *(f"t{number}" for number in range(1, len(steps))), "output"]
     lines = [f'name: "{name}" platform: "ensemble" max_batch_size: {ROWS}']
     lines += [f'{side} {{ name: "{side}" data_type: TYPE_FP32 dims: {WIDTH} }}' for side in ("input", "output")]
-    said = []
+    step_entries = []
     for number, model in enumerate(steps):
         maps = f'input_map {{ key: "input" value: "{tensors[number]}" }}'
         maps += f' output_map {{ key: "output" value: "{tensors[number + 1]}" }}'
-        said.append(f'step {{ model_name: "{model}" model_version: -1 {maps} }}')
-    return "\n".join([*lines, f"ensemble_scheduling {{ {' '.join(said)} }}", ""])
+        step_entries.append(f'step {{ model_name: "{model}" model_version: -1 {maps} }}')
+    return "\n".join([*lines, f"ensemble_scheduling {{ {' '.join(step_entries)} }}", ""])
 
 
 def write(folder: Path) -> None:
@@ -104,27 +106,27 @@ class Sides:
         cpu = {name: _median(loads, lambda load: load.cpu_us) for name, loads in self.busy.items()}
         rate = {name: _median(loads, lambda load: load.requests_per_s) for name, loads in self.busy.items()}
         p50 = {name: _median(loads, lambda load: load.p50_ms) for name, loads in self.alone.items()}
-        inside = {name: statistics.median(each) for name, each in self.inside.items()}
-        turns = zip(*(self.busy[name] for name in (FIRST, PAIR, SECOND)), strict=True)
-        ratios = [pair.cpu_us / (first.cpu_us + second.cpu_us) for first, pair, second in turns]
+        inside_ms = {name: statistics.median(each) for name, each in self.inside.items()}
+        rounds = zip(*(self.busy[name] for name in (FIRST, PAIR, SECOND)), strict=True)
+        ratios = [pair.cpu_us / (first.cpu_us + second.cpu_us) for first, pair, second in rounds]
         ratio = statistics.median(ratios)
-        words = (
+        line = (
             f"server CPU: ensemble of two {cpu[PAIR]:.1f} us a request; its parts called directly {cpu[FIRST]:.1f} + "
         )
-        words += f"{cpu[SECOND]:.1f} us; a round {min(ratios):.2f} to {max(ratios):.2f} times, "
+        line += f"{cpu[SECOND]:.1f} us; a round {min(ratios):.2f} to {max(ratios):.2f} times, "
         return [
             f"under load: {', '.join(f'{name} {each:,.0f}/s' for name, each in rate.items())}",
-            verdict(f"{words}median {ratio:.2f}, at most {MOST_CPU}", ratio <= MOST_CPU),
+            verdict(f"{line}median {ratio:.2f}, at most {MAX_CPU_RATIO}", ratio <= MAX_CPU_RATIO),
             _chain("HTTP, one connection", p50[CHAIN], p50[FIRST] * STEPS),
-            _chain("inside the Engine", inside[CHAIN], inside[FIRST]),
+            _chain("inside the Engine", inside_ms[CHAIN], inside_ms[FIRST]),
             *([f"{self.failed()} FAILED"] if self.failed() else []),
         ]
 
 
 def _chain(where: str, chain_ms: float, parts_ms: float) -> str:
     more_ms = chain_ms - parts_ms
-    words = f"p50, {where}: {STEPS} steps in a row {chain_ms:.3f} ms; {STEPS} calls of the step {parts_ms:.3f} ms"
-    return verdict(f"{words}: {more_ms:+.3f} ms, at most +{MOST_MORE_MS:g}", more_ms <= MOST_MORE_MS)
+    text = f"p50, {where}: {STEPS} steps in a row {chain_ms:.3f} ms; {STEPS} calls of the step {parts_ms:.3f} ms"
+    return verdict(f"{text}: {more_ms:+.3f} ms, at most +{MAX_ADDED_MS:g}", more_ms <= MAX_ADDED_MS)
 
 
 def _median(loads: Sequence[Load], figure: Callable[[Load], float]) -> float:
@@ -139,29 +141,29 @@ async def inside(folder: Path, count: int) -> Mapping[str, float]:
         await engine.load(entry.specs[0])
     row = [np.ones((1, WIDTH), np.float32)]
     chain, step = engine.model(CHAIN), engine.model(FIRST)
-    took: dict[str, list[int]] = {CHAIN: [], FIRST: []}
+    latencies_ns: dict[str, list[int]] = {CHAIN: [], FIRST: []}
     for _ in range(count):
         start_ns = time.perf_counter_ns()
         await engine.infer(chain, [*row])
         middle_ns = time.perf_counter_ns()
         for _ in range(STEPS):
             await engine.infer(step, [*row])
-        took[CHAIN].append(middle_ns - start_ns)
-        took[FIRST].append(time.perf_counter_ns() - middle_ns)
+        latencies_ns[CHAIN].append(middle_ns - start_ns)
+        latencies_ns[FIRST].append(time.perf_counter_ns() - middle_ns)
     await engine.stop(10)
-    return {name: statistics.median(each) / 1e6 for name, each in took.items()}
+    return {name: statistics.median(each) / 1e6 for name, each in latencies_ns.items()}
 
 
-def apart(server: Process) -> None:
+def pin_to_separate_cpus(server: Process) -> None:
     """Pin the server to one CPU and the load to the others, if there are several.
 
     When the kernel moved them, the ratio of a round was between 0.7 and 1.65; pinned, between 0.74 and 1.37.
     """
-    first, *others = sorted(os.sched_getaffinity(0))
-    if others:
+    server_cpu, *load_cpus = sorted(os.sched_getaffinity(0))
+    if load_cpus:
         for thread in (processes.PROC / str(server.pid) / "task").iterdir():
-            os.sched_setaffinity(int(thread.name), {first})
-        os.sched_setaffinity(0, others)
+            os.sched_setaffinity(int(thread.name), {server_cpu})
+        os.sched_setaffinity(0, load_cpus)
 
 
 def main() -> None:
@@ -171,22 +173,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=1, help="of load per side and round")
     parser.add_argument("--connections", type=int, default=32, help="of the load")
     parser.add_argument("--calls", type=int, default=500, help="inside the Engine, per round")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     sides = Sides()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder)
         with penstock(folder) as server:
-            apart(server)
+            pin_to_separate_cpus(server)
             for model in (FIRST, SECOND, PAIR, CHAIN):
                 sent = call(model)
                 server.request("POST", sent.path, sent.bodies[0], sent.headers)
-            Sides().round(server, asked.connections, WARM_UP_S)
-            for number in range(asked.rounds):
-                sides.round(server, asked.connections, asked.seconds)
-                print(f"round {number + 1} of {asked.rounds} done", flush=True)
-        for _ in range(asked.rounds):
-            for model, ms in uvloop.run(inside(folder, asked.calls)).items():
+            Sides().round(server, args.connections, WARM_UP_S)
+            for number in range(args.rounds):
+                sides.round(server, args.connections, args.seconds)
+                print(f"round {number + 1} of {args.rounds} done", flush=True)
+        for _ in range(args.rounds):
+            for model, ms in uvloop.run(inside(folder, args.calls)).items():
                 sides.inside.setdefault(model, []).append(ms)
     print(*sides.lines(), sep="\n")
 

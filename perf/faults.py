@@ -23,15 +23,17 @@ from onnx import TensorProto
 
 from penstock.batching.running.quarantine import MAX_FINGERPRINTS as MOST_KNOWN
 
-from .load import Call, Process, Rounds, drive, penstock
+from .calls import Call
+from .claims import verdict
 from .models import Graph, make
-from .verdicts import verdict
+from .server_process import Process, penstock
+from .wrk import Rounds, drive
 
-PLACES = 1000
+TABLE_ROWS = 1000
 CONNECTIONS = 64
 BAD_ONE_IN = 100
 MODELS = ("lookup", "early", "late")
-MOST = 1.3
+MAX_COST_RATIO = 1.3
 """Limit for the CPU time relative to the same load without bad requests. Source: issue 4."""
 
 
@@ -43,39 +45,39 @@ class _Graph(Graph):
 
     def after(self, x: str) -> str:
         """Return the indices, made to depend on `x` by adding zero times its maximum."""
-        nothing = self.kept(np.zeros(1, np.float32))
-        none_of_it = self.node("Mul", self.node("ReduceMax", x, axes=[1], keepdims=1), nothing)
+        zero = self.kept(np.zeros(1, np.float32))
+        none_of_it = self.node("Mul", self.node("ReduceMax", x, axes=[1], keepdims=1), zero)
         return self.places(self.node("Add", "input", none_of_it))
 
-    def look_up(self, places: str, width: int) -> str:
+    def look_up(self, indexes: str, width: int) -> str:
         """Return the mean of 4 rows of a table."""
-        found = self.node("Gather", self.weight(PLACES, width, fan_in=PLACES), places, axis=0)
-        return self.node("ReduceMean", found, axes=[1], keepdims=0)
+        gathered = self.node("Gather", self.weight(TABLE_ROWS, width, fan_in=TABLE_ROWS), indexes, axis=0)
+        return self.node("ReduceMean", gathered, axes=[1], keepdims=0)
 
     def layers(self, x: str, *widths: int) -> str:
-        for taken, given in itertools.pairwise(widths):
-            x = self.node("Relu", self.node("MatMul", x, self.weight(taken, given, fan_in=taken)))
+        for width_in, width_out in itertools.pairwise(widths):
+            x = self.node("Relu", self.node("MatMul", x, self.weight(width_in, width_out, fan_in=width_in)))
         return x
 
 
 def build(name: str) -> onnx.ModelProto:
     """Build one of MODELS."""
-    graph, given = _Graph(seed=11), 3 if name == "lookup" else 512
+    graph, width = _Graph(seed=11), 3 if name == "lookup" else 512
     if name == "lookup":
         result = graph.layers(graph.look_up(graph.places("input"), 16), 16, 16, 3)
     elif name == "early":
         result = graph.layers(graph.look_up(graph.places("input"), 512), 512, 2048, 2048, 512)
     else:
         result = graph.look_up(graph.after(graph.layers("input", 4, 512, 2048, 2048, 512)), 512)
-    return graph.model(name, result, ("N", 4), ("N", given))
+    return graph.model(name, result, ("N", 4), ("N", width))
 
 
-def bodies(bad: int) -> tuple[bytes, ...]:
-    """Make requests, one in BAD_ONE_IN of them bad, with `bad` different bad ones (0: none). All are JSON."""
-    rows = np.random.default_rng(3).integers(0, PLACES, (BAD_ONE_IN, 4)).tolist()
+def bodies(bad_kinds: int) -> tuple[bytes, ...]:
+    """Make requests, one in BAD_ONE_IN of them bad, with `bad_kinds` different bad ones (0: none). All are JSON."""
+    rows = np.random.default_rng(3).integers(0, TABLE_ROWS, (BAD_ONE_IN, 4)).tolist()
     texts: list[bytes] = []
-    for number in range(bad):
-        rows[-1][2] = PLACES + number
+    for number in range(bad_kinds):
+        rows[-1][2] = TABLE_ROWS + number
         texts += map(_body, rows)
     return tuple(texts or map(_body, rows))
 
@@ -105,11 +107,13 @@ class Kind(Rounds):
         self.failed += failed_after - failed
 
     @property
-    def is_whole(self) -> bool:
+    def only_bad_requests_failed(self) -> bool:
         """Whether the bad requests have failed, and no others."""
         # requests in flight when a load ended were counted by the server only
-        bad = (self.served + self.failed) / BAD_ONE_IN if self.bad else 0
-        return abs(self.failed - bad) <= len(self.loads) * 2 and not any(load.broken for load in self.loads)
+        expected_failures = (self.served + self.failed) / BAD_ONE_IN if self.bad else 0
+        return abs(self.failed - expected_failures) <= len(self.loads) * 2 and not any(
+            load.broken for load in self.loads
+        )
 
 
 def cases() -> dict[str, Kind]:
@@ -120,16 +124,18 @@ def cases() -> dict[str, Kind]:
 
 def lines(model: str, kinds: dict[str, Kind]) -> Iterator[str]:
     """Format the medians and the verdicts."""
-    clean, *others = kinds
+    clean, *faulty_kinds = kinds
     for name, kind in kinds.items():
         yield (
             f"{model:<8}{name:<16}{kind.median('cpu_us'):8.1f} us CPU/request{kind.median('requests_per_s'):10,.0f}/s"
             f"  p99 {kind.median('p99_ms'):6.2f} ms  {kind.served:,} served, {kind.failed:,} failed"
         )
-    for name in others:
+    for name in faulty_kinds:
         ratio = kinds[name].median("cpu_us") / kinds[clean].median("cpu_us")
-        yield verdict(f"{model}, {name}: {ratio:.2f} times the CPU, at most {MOST}", ratio <= MOST)
-    yield verdict(f"{model}: every good request is served", all(kind.is_whole for kind in kinds.values()))
+        yield verdict(f"{model}, {name}: {ratio:.2f} times the CPU, at most {MAX_COST_RATIO}", ratio <= MAX_COST_RATIO)
+    yield verdict(
+        f"{model}: every good request is served", all(kind.only_bad_requests_failed for kind in kinds.values())
+    )
 
 
 def _counts(server: Process, model: str) -> tuple[int, int]:

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from .claims import FAILS, HOLDS
 from .gpu.context import GPU, CheckContext, out_folder
-from .gpu.machine import described
+from .gpu.machine import describe_machine
 from .gpu.parts import PARTS, ROWS, TOTAL_S, chosen, run_all
-from .gpu.rows import Row, figure, parsed, summary, table
-from .verdicts import FAILS, HOLDS
+from .gpu.rows import Row, figure, parse_row, summary, table
 
 _FAILED, _USAGE = 1, 2
 _LOG_CHARACTERS = 500_000
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return _USAGE
-    with tempfile.TemporaryDirectory(prefix="gpu_check-") as made:
-        folder = args.folder or Path(made)
+    with tempfile.TemporaryDirectory(prefix="gpu_check-") as temporary_folder:
+        folder = args.folder or Path(temporary_folder)
         out = out_folder() or folder
         for each in (folder, out):
             each.mkdir(parents=True, exist_ok=True)
@@ -50,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = CheckContext(
             args.device, folder.resolve(), args.quick, earlier=_earlier_rows(rows_file, rerun=args.only)
         )
-        say = RowWriter((rows_file, out / ROWS))
-        say.begin(context.earlier)
+        writer = RowWriter((rows_file, out / ROWS))
+        writer.begin(context.earlier)
         rows: list[Row] = []
         try:
-            rows = run_all(parts, context, say, start_s)
+            rows = run_all(parts, context, writer, start_s)
         finally:
-            rows = rows or list(say.rows)
+            rows = rows or list(writer.rows)
             text = write_report(context, rows, time.monotonic() - start_s, out)
             print(f"\n{text}", flush=True)
             (out / "logs.txt").write_text(logs(folder), "utf-8")
@@ -77,7 +77,7 @@ def _arguments() -> argparse.ArgumentParser:
 def _earlier_rows(path: Path, rerun: Sequence[str]) -> tuple[Row, ...]:
     """Return what an earlier run found in the same folder, except for parts that run again."""
     lines = path.read_text("utf-8").splitlines() if path.exists() and rerun else []
-    return tuple(row for row in map(parsed, lines) if row is not None and row.part not in rerun)
+    return tuple(row for row in map(parse_row, lines) if row is not None and row.part not in rerun)
 
 
 class RowWriter:
@@ -104,8 +104,10 @@ class RowWriter:
 
 def logs(folder: Path) -> str:
     """Return the end of each process's log, in one text: few files can be returned from a borrowed machine."""
-    kept = [(path.name, path.read_text("utf-8", "replace")[-_LOG_CHARACTERS:]) for path in sorted(folder.glob("*.log"))]
-    return "\n".join(f"== {name}\n{text}" for name, text in kept if text)
+    tails = [
+        (path.name, path.read_text("utf-8", "replace")[-_LOG_CHARACTERS:]) for path in sorted(folder.glob("*.log"))
+    ]
+    return "\n".join(f"== {name}\n{text}" for name, text in tails if text)
 
 
 def write_report(context: CheckContext, rows: Sequence[Row], took_s: float, out: Path) -> str:
@@ -113,7 +115,7 @@ def write_report(context: CheckContext, rows: Sequence[Row], took_s: float, out:
     stand_in = "" if context.on_gpu and not context.quick else "NOT A GPU'S FIGURES: a stand-in. "
     where = context.device if context.on_gpu else "the CPU"
     today = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    description = described() | {"took": f"{took_s:.0f} s of at most {TOTAL_S:.0f}"}
+    description = describe_machine() | {"took": f"{took_s:.0f} s of at most {TOTAL_S:.0f}"}
     text = table(f"{stand_in}{today}, {where}{', small models' if context.quick else ''}", rows, description)
     (out / "gpu_check.md").write_text(text, "utf-8")
     document = {

@@ -20,20 +20,12 @@ import numpy as np
 
 from . import h2load, models
 from .bench import PROTOTYPE_MODES
+from .calls import HOST, encode_grpc_message
+from .claims import verdict
 from .generator.orders import INFER
-from .h2load import Posts
-from .load import (
-    HOST,
-    Load,
-    Process,
-    Rounds,
-    encode_grpc_message,
-    penstock_over_grpc,
-    prototype,
-    require_programs,
-    running,
-)
-from .verdicts import verdict
+from .h2load import RepeatedPost
+from .server_process import Process, penstock_over_grpc, prototype, running_server
+from .wrk import Load, Rounds, require_programs
 
 WARM_UP_S = 1
 CPU_US, TIMES, P50_MS = 12, 8, 0.08
@@ -65,13 +57,13 @@ def message(case: Case) -> bytes:
     request = service_pb2.ModelInferRequest(model_name=case.model)
     request.inputs.add(name="input", datatype="FP32", shape=case.row)
     request.raw_input_contents.append(tensor.tobytes())
-    written: bytes = request.SerializeToString()
-    return written
+    serialized: bytes = request.SerializeToString()
+    return serialized
 
 
 def drive(process: Process, port: int, case: Case, seconds: int) -> Load:
     """Keep every stream busy for `seconds`. Latencies are taken only for a single stream, which is slow enough."""
-    posts = Posts(port, INFER, encode_grpc_message(message(case)), case.connections, case.streams)
+    posts = RepeatedPost(port, INFER, encode_grpc_message(message(case)), case.connections, case.streams)
     return h2load.drive(process, posts, seconds, timed=case.connections * case.streams == 1)
 
 
@@ -84,7 +76,7 @@ def ask(port: int, case: Case) -> None:
 @contextlib.contextmanager
 def grpc_aio(model: Path) -> Iterator[tuple[Process, int]]:
     """Serve one model with grpc.aio until the block ends."""
-    with running([sys.executable, "-m", "penstock.perf.grpc_aio", str(model)], _ready) as process:
+    with running_server([sys.executable, "-m", "penstock.perf.baselines.grpc_aio", str(model)], _ready) as process:
         yield process, process.port
 
 
@@ -103,9 +95,9 @@ def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str,
     """Run everything in turns, with one round of warm-up."""
     folder = models.DEFAULT_FOLDER
     models.make(folder)
-    lines = {(who, case): Rounds() for case in cases for who in ("penstock", "grpc.aio", "prototype")}
+    lines = {(server_name, case): Rounds() for case in cases for server_name in ("penstock", "grpc.aio", "prototype")}
     with contextlib.ExitStack() as stack:
-        ours, our_port = stack.enter_context(penstock_over_grpc(folder))
+        our_process, our_port = stack.enter_context(penstock_over_grpc(folder))
         peers = {
             name: stack.enter_context(grpc_aio(folder / name / "1" / "model.onnx"))
             for name in {case.model for case in cases}
@@ -117,42 +109,48 @@ def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str,
         for number in range(rounds + 1):
             for case in cases:
                 bare = prototypes[case.model]
-                servers = {"penstock": (ours, our_port), "grpc.aio": peers[case.model], "prototype": (bare, bare.port)}
-                for who, (process, port) in servers.items():
+                servers = {
+                    "penstock": (our_process, our_port),
+                    "grpc.aio": peers[case.model],
+                    "prototype": (bare, bare.port),
+                }
+                for server_name, (process, port) in servers.items():
                     ask(port, case)
-                    before = _succeeded(ours, case.model)
+                    before = _succeeded(our_process, case.model)
                     load = drive(process, port, case, seconds if number else WARM_UP_S)
-                    counted = _succeeded(ours, case.model) - before
-                    if who == "penstock" and counted < load.requests_per_s * (seconds if number else WARM_UP_S):
-                        raise RuntimeError(f"{case}: {counted} inferences for more answers: some were errors")
+                    succeeded = _succeeded(our_process, case.model) - before
+                    if server_name == "penstock" and succeeded < load.requests_per_s * (
+                        seconds if number else WARM_UP_S
+                    ):
+                        raise RuntimeError(f"{case}: {succeeded} inferences for more answers: some were errors")
                     if number:
-                        lines[who, case].loads.append(load)
+                        lines[server_name, case].loads.append(load)
     return lines
 
 
 def report(lines: dict[tuple[str, Case], Rounds]) -> str:
     """Format the table of medians, and which of issue 3's targets are met."""
     rows = [f"{'case':<24} {'server':<10} {'req/s':>9} {'CPU us':>8} {'p50 ms':>8} {'p99 ms':>8}"]
-    for (who, case), line in lines.items():
+    for (server_name, case), line in lines.items():
         name = f"{case.model} {case.connections}x{case.streams} streams"
         times = f"{line.median('p50_ms'):>8.3f} {line.median('p99_ms'):>8.3f}" if line.median("p50_ms") else ""
         broken = sum(load.broken for load in line.loads)
         rows.append(
-            f"{name:<24} {who:<10} {line.median('requests_per_s'):>9,.0f} {line.median('cpu_us'):>8.1f} {times}"
+            f"{name:<24} {server_name:<10} {line.median('requests_per_s'):>9,.0f} {line.median('cpu_us'):>8.1f} {times}"
             + (f"  {broken} FAILED" if broken else "")
         )
     if ("penstock", MANY) in lines:
         ours, theirs = lines["penstock", MANY], lines["grpc.aio", MANY]
         ratio = ours.median("requests_per_s") / theirs.median("requests_per_s")
         cpu_us, p50_ms = ours.median("cpu_us"), lines["penstock", ONE].median("p50_ms")
-        bare, most = ours.ratio_to(lines["prototype", MANY], "cpu_us"), CPU_US / PROTOTYPE_US
-        for what, got, holds in (
+        bare, prototype_ratio = ours.ratio_to(lines["prototype", MANY], "cpu_us"), CPU_US / PROTOTYPE_US
+        for claim, value, holds in (
             (f"CPU us per request, at most {CPU_US}", cpu_us, cpu_us <= CPU_US),
-            (f"times the prototype's CPU per request, at most {most:g}", bare, bare <= most),
+            (f"times the prototype's CPU per request, at most {prototype_ratio:g}", bare, bare <= prototype_ratio),
             (f"times grpc.aio's requests/s, at least {TIMES}", ratio, ratio >= TIMES),
             (f"p50 ms of one stream, at most {P50_MS}", p50_ms, p50_ms <= P50_MS),
         ):
-            rows.append(verdict(f"{what}: {got:.3f}", holds))
+            rows.append(verdict(f"{claim}: {value:.3f}", holds))
     return "\n".join(rows)
 
 

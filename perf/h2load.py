@@ -1,4 +1,4 @@
-"""h2load (Debian: nghttp2-client), a closed loop: compiled, one thread. Used by grpc.py, seldon.py, truth/clients.py.
+"""h2load (Debian: nghttp2-client), a closed loop: compiled, one thread.
 
 It does not read `grpc-status`: callers over gRPC must check by other means that the answers were good.
 """
@@ -13,14 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from .load import HOST, Load, Process, require_programs
+from .calls import HOST
+from .server_process import Process
+from .wrk import Load, require_programs
 
 GRPC = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 JSON = ("--h1", "-H", "content-type: application/json")
 
 
 @dataclass(frozen=True, slots=True)
-class Posts:
+class RepeatedPost:
     """The request sent repeatedly. `wire` is GRPC or JSON; `body` is as on the wire."""
 
     port: int
@@ -39,7 +41,7 @@ class Seen(Load):
     nbytes: int
 
 
-def drive(process: Process, posts: Posts, seconds: int, *, timed: bool = False) -> Seen:
+def drive(process: Process, posts: RepeatedPost, seconds: int, *, timed: bool = False) -> Seen:
     """Keep every stream busy for `seconds`. Latencies are 0 unless `timed`, which costs a log line per request."""
     require_programs("h2load")
     with tempfile.TemporaryDirectory() as folder:
@@ -48,10 +50,10 @@ def drive(process: Process, posts: Posts, seconds: int, *, timed: bool = False) 
         command = ["h2load", f"-c{posts.connections}", f"-m{posts.streams}", f"-D{seconds}", "-d", str(body)]
         command += [*posts.wire, *([f"--log-file={log}"] if timed else []), f"http://{HOST}:{posts.port}{posts.path}"]
         before_s = process.cpu_s()
-        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 60)
+        completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 60)
         cpu_s = process.cpu_s() - before_s
         took_us = [int(line.rsplit("\t", 1)[1]) for line in log.read_text("ascii").splitlines()] if timed else [0]
-    answered, broken, nbytes = counted(ended.stdout)
+    answered, broken, nbytes = parse_counts(completed.stdout)
     p50_us, p99_us = np.percentile(took_us, (50, 99))
     return Seen(
         requests_per_s=answered / seconds,
@@ -65,11 +67,11 @@ def drive(process: Process, posts: Posts, seconds: int, *, timed: bool = False) 
     )
 
 
-def counted(said: str) -> tuple[int, int, int]:
+def parse_counts(output: str) -> tuple[int, int, int]:
     """Parse how many requests succeeded, how many did not, and the bytes. Raises: RuntimeError."""
-    requests = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", said)
-    traffic = re.search(r"\((\d+)\) data", said)
+    requests = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", output)
+    traffic = re.search(r"\((\d+)\) data", output)
     if requests is None or traffic is None:
-        raise RuntimeError(f"h2load said:\n{said[-1000:]}")
-    succeeded, *others = map(int, requests.groups())
-    return succeeded, sum(others), int(traffic[1])
+        raise RuntimeError(f"h2load said:\n{output[-1000:]}")
+    succeeded, *unsuccessful = map(int, requests.groups())
+    return succeeded, sum(unsuccessful), int(traffic[1])

@@ -19,8 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from . import models
-from .beside import Family
-from .load import Call, Load, Process, drive, flood, penstock, require_programs
+from .calls import Call
+from .open_loop import run_open_loop
+from .server_process import Process, penstock
+from .side_by_side import ProcessTree
+from .wrk import Load, drive, require_programs
 
 HEAVY = """
 import time
@@ -56,7 +59,7 @@ def served(source: str, workers: int) -> Iterator[Process]:
 
 def measured(server: Process, connections: int, seconds: int) -> tuple[Load, float]:
     """Drive the hooked model. Returns: the load, and the workers' CPU per request in microseconds."""
-    family = Family(server.pid, server.port)
+    family = ProcessTree(server.pid, server.port)
     before_s = family.cpu_s() - server.cpu_s()
     load = drive(server, PREDICT, connections, seconds)
     spent_s = family.cpu_s() - server.cpu_s() - before_s
@@ -67,49 +70,52 @@ def several(seconds: int, rounds: int) -> Iterator[str]:
     """Report the throughput of the heavy hook in the server, in one worker and in two."""
     rates: dict[int, list[float]] = {0: [], 1: [], 2: []}
     for _ in range(rounds):
-        for workers, seen in rates.items():
+        for workers, values in rates.items():
             with served(HEAVY, workers) as server:
-                seen.append(measured(server, 16, seconds)[0].requests_per_s)
-    middle = {workers: statistics.median(seen) for workers, seen in rates.items()}
-    for workers, rate in middle.items():
+                values.append(measured(server, 16, seconds)[0].requests_per_s)
+    medians = {workers: statistics.median(values) for workers, values in rates.items()}
+    for workers, rate in medians.items():
         yield f"5 ms of Python, {workers or 'no'} worker{'s' * (workers != 1)}: {rate:7.1f} requests/s"
-    yield f"two workers do {middle[2] / middle[1]:.2f} times what one does (1.8 is asked for)"
+    yield f"two workers do {medians[2] / medians[1]:.2f} times what one does (1.8 is asked for)"
 
 
 def beside(seconds: int, rounds: int) -> Iterator[str]:
     """Report the latency of iris, alone and beside the heavy hook."""
     at_ns = np.arange(BESIDE_PER_S * seconds) * (1_000_000_000 // BESIDE_PER_S)
-    kept: dict[str, list[tuple[float, float]]] = {}
+    latencies_ms: dict[str, list[tuple[float, float]]] = {}
     for _ in range(rounds):
         for workers in (0, 1, 2):
             with served(HEAVY, workers) as server:
-                for words, connections in (("alone", 0), (f"beside {workers or 'no'} workers", 4)):
+                for label, connections in (("alone", 0), (f"beside {workers or 'no'} workers", 4)):
                     loading = threading.Thread(target=drive, args=(server, PREDICT, connections, seconds + 1))
                     if connections:
                         loading.start()
-                    flooded = flood(server, [INFER], at_ns, connections=64, opened=16)
+                    result = run_open_loop(server, [INFER], at_ns, connections=64, opened=16)
                     if connections:
                         loading.join()
-                    kept.setdefault(words, []).append((flooded.server_latency_ms(0.5), flooded.server_latency_ms(0.99)))
-    alone = statistics.median(p99 for _, p99 in kept["alone"])
-    for words, seen in kept.items():
-        p50, p99 = (statistics.median(column) for column in zip(*seen, strict=True))
-        yield f"iris {words:17}: p50 {p50:6.2f} ms, p99 {p99:6.2f} ms, {p99 - alone:+6.2f} ms"
+                    latencies_ms.setdefault(label, []).append(
+                        (result.server_latency_ms(0.5), result.server_latency_ms(0.99))
+                    )
+    alone_p99_ms = statistics.median(p99 for _, p99 in latencies_ms["alone"])
+    for label, values in latencies_ms.items():
+        p50, p99 = (statistics.median(column) for column in zip(*values, strict=True))
+        yield f"iris {label:17}: p50 {p50:6.2f} ms, p99 {p99:6.2f} ms, {p99 - alone_p99_ms:+6.2f} ms"
 
 
 def cost(seconds: int, rounds: int) -> Iterator[str]:
     """Report the CPU cost of the light hook per request, at 64 connections."""
-    kept: dict[int, list[tuple[float, float, float]]] = {0: [], 1: [], 2: []}
+    costs: dict[int, list[tuple[float, float, float]]] = {0: [], 1: [], 2: []}
     for _ in range(rounds):
-        for workers, seen in kept.items():
+        for workers, values in costs.items():
             with served(LIGHT, workers) as server:
-                load, theirs = measured(server, 64, seconds)
-                seen.append((load.cpu_us, theirs, load.requests_per_s))
-    for workers, seen in kept.items():
-        own, theirs, rate = (statistics.median(column) for column in zip(*seen, strict=True))
+                load, worker_cpu_us = measured(server, 64, seconds)
+                values.append((load.cpu_us, worker_cpu_us, load.requests_per_s))
+    for workers, values in costs.items():
+        server_cpu_us, worker_cpu_us, rate = (statistics.median(column) for column in zip(*values, strict=True))
         yield (
-            f"a line of Python, {workers or 'no'} workers: server {own:5.1f} us, workers {theirs:5.1f} us, "
-            f"together {own + theirs:5.1f} us of CPU per request; {rate:7.0f} requests/s"
+            f"a line of Python, {workers or 'no'} workers: server {server_cpu_us:5.1f} us, "
+            f"workers {worker_cpu_us:5.1f} us, together {server_cpu_us + worker_cpu_us:5.1f} us "
+            f"of CPU per request; {rate:7.0f} requests/s"
         )
 
 
@@ -118,11 +124,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     require_programs("wrk")
     print(f"{os.cpu_count()} CPUs")
     for table in (several, beside, cost):
-        for line in table(asked.seconds, asked.rounds):
+        for line in table(args.seconds, args.rounds):
             print(line, flush=True)
 
 

@@ -25,7 +25,7 @@ from penstock.batching.spec import WorkerSpec
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.loader import IsolatedLoader, with_isolated
 
-from .hop import Cost, copy_us
+from .ipc import Cost, copy_us
 from .models import iris
 from .processes import cpu_ns
 
@@ -45,7 +45,7 @@ class Measuring:
     round_ns: int = _ROUND_NS
 
 
-def cost(binding: Binding, rows: int, shapes: Shapes, wanted: tuple[int, ...], how: Measuring) -> Cost:
+def cost(binding: Binding, rows: int, shapes: Shapes, output_indexes: tuple[int, ...], measuring: Measuring) -> Cost:
     """Measure a run, with the CPU of its worker."""
     arrays = [buffer.copy() for buffer in binding.acquire_buffers(rows, shapes) if buffer is not None]
     for array in arrays:
@@ -55,19 +55,19 @@ def cost(binding: Binding, rows: int, shapes: Shapes, wanted: tuple[int, ...], h
         for buffer, array in zip(binding.acquire_buffers(rows, shapes), arrays, strict=True):
             if buffer is not None:
                 np.copyto(buffer, array)
-        return binding.run(wanted)
+        return binding.run(output_indexes)
 
     start = time.perf_counter_ns()
     for _ in range(20):
         run()
-    repeated = max(5, 20 * how.round_ns // (time.perf_counter_ns() - start))
+    repeated = max(5, 20 * measuring.round_ns // (time.perf_counter_ns() - start))
     cpu = wall = float("inf")
-    for _ in range(how.rounds):
-        begun, start = time.process_time_ns() + cpu_ns(how.pid), time.perf_counter_ns()
+    for _ in range(measuring.rounds):
+        begin_cpu_ns, start = time.process_time_ns() + cpu_ns(measuring.pid), time.perf_counter_ns()
         for _ in range(repeated):
             run()
         wall = min(wall, time.perf_counter_ns() - start)
-        cpu = min(cpu, time.process_time_ns() + cpu_ns(how.pid) - begun)
+        cpu = min(cpu, time.process_time_ns() + cpu_ns(measuring.pid) - begin_cpu_ns)
     return Cost(cpu / repeated / 1e3, wall / repeated / 1e3)
 
 
@@ -75,9 +75,9 @@ def _plus_one() -> onnx.ModelProto:
     """Make a model that costs next to nothing, with large tensors both ways."""
     shape: list[str | int | None] = ["N", LARGE[1]]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input", "output")]
-    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    one_tensor = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
     graph = helper.make_graph(
-        [helper.make_node("Add", ["input", "one"], ["output"])], "g", values[:1], values[1:], [one]
+        [helper.make_node("Add", ["input", "one"], ["output"])], "g", values[:1], values[1:], [one_tensor]
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
@@ -90,27 +90,27 @@ def _shapes(backend: Backend, rows: int) -> Shapes:
     return [(rows, *(max(dim, 1) for dim in spec.shape[1:])) for spec in backend.graph.inputs]
 
 
-def beside(path: Path, what: str, rows: int, options: Mapping[str, str]) -> None:
+def print_comparison(path: Path, label: str, rows: int, options: Mapping[str, str]) -> None:
     """Print the cost of a run of an ONNX model here and in a worker."""
-    here = LOADERS["onnxruntime"](path, "cpu", options)
-    there = IsolatedLoader("penstock.backends.loading:load_onnx", _own_python)(path, "cpu", options)
-    costs = [_cost(here, rows), _cost(there, rows)]
-    for backend in (here, there):
+    local_backend = LOADERS["onnxruntime"](path, "cpu", options)
+    worker_backend = IsolatedLoader("penstock.backends.loading:load_onnx", _own_python)(path, "cpu", options)
+    costs = [_cost(local_backend, rows), _cost(worker_backend, rows)]
+    for backend in (local_backend, worker_backend):
         backend.close()
-    for where, each in zip(("here", "in a worker, both processes"), costs, strict=True):
-        _say(f"{what}, {where}", each)
-    print(f"{what}: {costs[1].cpu - costs[0].cpu:.1f} us of CPU more, {costs[1].wall - costs[0].wall:.1f} us later")
+    for where, cost in zip(("here", "in a worker, both processes"), costs, strict=True):
+        _print_cost(f"{label}, {where}", cost)
+    print(f"{label}: {costs[1].cpu - costs[0].cpu:.1f} us of CPU more, {costs[1].wall - costs[0].wall:.1f} us later")
 
 
 def _cost(backend: Backend, rows: int) -> Cost:
     binding = backend.bind(replace(backend.graph, batched=True), rows)
-    wanted = tuple(range(len(backend.graph.outputs)))
+    output_indexes = tuple(range(len(backend.graph.outputs)))
     pid = backend.pid if isinstance(backend, IsolatedBackend) else 0
-    return cost(binding, rows, _shapes(backend, rows), wanted, Measuring(pid))
+    return cost(binding, rows, _shapes(backend, rows), output_indexes, Measuring(pid))
 
 
-def _say(what: str, each: Cost) -> None:
-    print(f"{what:54}{each.cpu:9.1f} us of CPU{each.wall:9.1f} us")
+def _print_cost(label: str, cost: Cost) -> None:
+    print(f"{label:54}{cost.cpu:9.1f} us of CPU{cost.wall:9.1f} us")
 
 
 def main(models: list[Path]) -> None:
@@ -120,14 +120,14 @@ def main(models: list[Path]) -> None:
         for name, model in (("iris", iris()), ("large", _plus_one())):
             onnx.save(model, Path(folder) / f"{name}.onnx")
         for rows in (1, 32):
-            beside(Path(folder) / "iris.onnx", f"iris, {rows} rows", rows, one_thread)
-        beside(Path(folder) / "large.onnx", "600 kB each way", 1, one_thread)
+            print_comparison(Path(folder) / "iris.onnx", f"iris, {rows} rows", rows, one_thread)
+        print_comparison(Path(folder) / "large.onnx", "600 kB each way", 1, one_thread)
     print(f"{'one copy of 600 kB':54}{copy_us(4 * LARGE[1]):9.1f} us of CPU")
     tensorflow = with_isolated({}, _own_python)["tensorflow"]
     for path in models:
         backend = tensorflow(path, "cpu", one_thread)
         for rows in (1, 32):
-            _say(f"{path.name}, {rows} rows, in a worker, both processes", _cost(backend, rows))
+            _print_cost(f"{path.name}, {rows} rows, in a worker, both processes", _cost(backend, rows))
         backend.close()
 
 

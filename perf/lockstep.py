@@ -19,10 +19,10 @@ from penstock.batching.spec import BatchPolicy
 
 from . import models
 from .bench import CNN, MLP, Case, CaseRounds, make_call
-from .load import Process, penstock
-from .policies import DEFAULT_POLICY
-from .variants import Variant, write
-from .verdicts import verdict
+from .claims import verdict
+from .model_variants import Variant, write
+from .server_process import Process, penstock
+from .static_policies import DEFAULT_POLICY
 
 CLIENTS = (2, 8, 16, 32, 64)
 DELAYS_US = (0, 4000)
@@ -71,8 +71,8 @@ class Lockstep:
         for count, lines in self.cells.items():
             sent = make_call(Case(self.model, "binary", count, SHAPES[self.model]))
             for name, line in lines.items():
-                of = variant(self.model, count, name).name
-                line.drive(server, of, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
+                model_name = variant(self.model, count, name).name
+                line.drive(server, model_name, replace(sent, path=f"/v2/models/{model_name}/infer"), count, seconds)
 
     def discard_warm_up(self) -> None:
         """Drop the results of the warm-up."""
@@ -82,21 +82,19 @@ class Lockstep:
 
     def table(self) -> str:
         """Format the medians: the default, the best static setting, and the default's target."""
-        written = [
-            f"{'clients':>7}  {'setting':<16} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rows':>6}"
-        ]
+        rows = [f"{'clients':>7}  {'setting':<16} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rows':>6}"]
         verdicts = []
         for count, lines in self.cells.items():
             for name, line in lines.items():
                 row = f"{count:>7}  {name:<16} {line.median('requests_per_s'):>8,.0f} {line.median('p50_ms'):>8.2f}"
                 row += f" {line.median('p99_ms'):>8.2f} {line.median('cpu_us'):>8.1f} {line.rows:>6.1f}"
                 failed = sum(load.refused + load.broken for load in line.loads)
-                written.append(row + (f"  {failed} FAILED" if failed else ""))
+                rows.append(row + (f"  {failed} FAILED" if failed else ""))
             best = max(settings(count), key=lambda name: lines[name].median(RATE))
-            times, itself = (lines[DEFAULT].ratio_to(lines[name], RATE) for name in (best, TWIN))
-            said = verdict(f"{times:.2f} times '{best}', at least {MIN_RATIO}", times >= MIN_RATIO)
-            verdicts.append(f"{count} clients: {said} ({itself:.2f} times itself)")
-        return "\n".join([*written, *verdicts])
+            ratio, twin_ratio = (lines[DEFAULT].ratio_to(lines[name], RATE) for name in (best, TWIN))
+            text = verdict(f"{ratio:.2f} times '{best}', at least {MIN_RATIO}", ratio >= MIN_RATIO)
+            verdicts.append(f"{count} clients: {text} ({twin_ratio:.2f} times itself)")
+        return "\n".join([*rows, *verdicts])
 
 
 def main() -> None:

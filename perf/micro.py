@@ -41,8 +41,8 @@ from penstock.server.v2.parsing import parse_simd
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.tensors import from_json
 
-from .hop import bare, fronted, hooked
-from .verdicts import verdict
+from .claims import verdict
+from .ipc import print_front_end_cost, print_hook_cost, print_round_trip_cost
 
 ROUNDS = 300
 CONNECTIONS = (1, 8, 32, 64)
@@ -57,13 +57,13 @@ RUN_NS = 20_000
 class Queue:
     """The load for scheduling: requests per loop turn, their number of shapes, and requests waiting before them."""
 
-    a_turn: int
+    per_turn: int
     shapes: int = 1
     waiting: int = 0
 
     def __str__(self) -> str:
-        words = f"{self.a_turn} a turn"
-        return f"{words}, {self.shapes} shapes, {self.waiting} wait" if self.waiting else words
+        text = f"{self.per_turn} a turn"
+        return f"{text}, {self.shapes} shapes, {self.waiting} wait" if self.waiting else text
 
 
 QUEUES = (Queue(16), Queue(64), Queue(16, shapes=16, waiting=512))
@@ -153,16 +153,16 @@ async def scheduling_us(engine: Engine, model: Model, queue: Queue) -> float:
     This covers admission to the queue, taking a batch, learning, delivery, statistics and the loop's own turns, but not
     creating the InferRequest.
     """
-    best, turns, sink, array = float("inf"), 20, Nowhere(), np.zeros((1, 4), np.float32)
+    best, turn_count, sink, array = float("inf"), 20, Nowhere(), np.zeros((1, 4), np.float32)
 
     def made(count: int) -> list[InferRequest]:
-        return [InferRequest(model, [array], 1, ((each % queue.shapes,),), (0,), sink) for each in range(count)]
+        return [InferRequest(model, [array], 1, ((index % queue.shapes,),), (0,), sink) for index in range(count)]
 
     with patch("penstock.batching.model.execute", _not_run):
         for _ in range(ROUNDS):
             for request in made(queue.waiting):
                 engine.submit(request)
-            groups = [made(queue.a_turn) for _ in range(turns)]
+            groups = [made(queue.per_turn) for _ in range(turn_count)]
             start = time.process_time_ns()
             for group in groups:
                 for request in group:
@@ -173,27 +173,27 @@ async def scheduling_us(engine: Engine, model: Model, queue: Queue) -> float:
             best = min(best, time.process_time_ns() - start)
             while model.inflight:  # noqa: ASYNC110 - nothing else is to be done meanwhile
                 await asyncio.sleep(0)
-    return best / (turns * queue.a_turn) / 1e3
+    return best / (turn_count * queue.per_turn) / 1e3
 
 
 async def scheduling(engine: Engine, path: Path) -> None:
     """Print the cost of scheduling, with and without a target, and whether it is within the budget."""
-    most = 0.0
+    max_us = 0.0
     for version, target_us in ((3, 0), (4, TARGET_US)):
         policy = BatchPolicy(executor="loop", latency_target_us=target_us)
         model = await engine.load(ModelSpec("iris", version, path, policy=policy))
         for queue in QUEUES:
             us = await scheduling_us(engine, model, queue)
-            say(f"scheduling{', a target' if target_us else ''}, {queue}", us)
-            most = max(most, us)
+            print_cost(f"scheduling{', a target' if target_us else ''}, {queue}", us)
+            max_us = max(max_us, us)
         await engine.unload("iris", version)
-    words = f"scheduling: {most:.2f} us a request, at most {SCHEDULING_BUDGET_US:g}"
-    print(verdict(words, most <= SCHEDULING_BUDGET_US))
+    claim = f"scheduling: {max_us:.2f} us a request, at most {SCHEDULING_BUDGET_US:g}"
+    print(verdict(claim, max_us <= SCHEDULING_BUDGET_US))
 
 
-def say(what: str, us: float) -> None:
+def print_cost(label: str, us: float) -> None:
     """Print one line of the table."""
-    print(f"{what:54}{us:9.2f} us")
+    print(f"{label:54}{us:9.2f} us")
 
 
 def document(name: str, count: int) -> bytes:
@@ -212,9 +212,9 @@ def decoding(model: Model, service: Inference) -> None:
     for kind, body, header_bytes in (("JSON row", row, -1), ("binary tensor", text + bytes(16), len(text))):
         layouts = Layouts()
         decode_and_cache(model, body, header_bytes, 100, service, layouts)
-        say(f"decode a {kind}", fastest_us(partial(decode, model, body, header_bytes, 100, service)))
+        print_cost(f"decode a {kind}", fastest_us(partial(decode, model, body, header_bytes, 100, service)))
         remembered = partial(layouts.find, model, body, header_bytes, service)
-        say(f"decode a {kind}, its JSON remembered", fastest_us(remembered))
+        print_cost(f"decode a {kind}, its JSON remembered", fastest_us(remembered))
 
 
 def numbers() -> None:
@@ -222,17 +222,17 @@ def numbers() -> None:
     spec = TensorSpec("x", "FP32", (-1, -1))
     for count, number in ((4, 200), (64, 200), (512, 50), (150_528, 1)):
         body = document("x", count)
-        for way, simd in (("orjson", False), ("simdjson", True)):
+        for parser_name, simd in (("orjson", False), ("simdjson", True)):
 
             def read(body: bytes = body, count: int = count, simd: bool = simd) -> object:
-                made = parse_simd(body) if simd else orjson.loads(body)
-                return from_json(spec, [1, count], count, made["inputs"][0]["data"])
+                parsed = parse_simd(body) if simd else orjson.loads(body)
+                return from_json(spec, [1, count], count, parsed["inputs"][0]["data"])
 
-            say(f"{count} numbers from JSON, {way}", fastest_us(read, number=number))
+            print_cost(f"{count} numbers from JSON, {parser_name}", fastest_us(read, number=number))
     for count in (3, 64, 512):
         array = np.random.default_rng(0).random(count, dtype=np.float32)
-        say(f"{count} numbers to JSON, as a list", fastest_us(lambda array=array: orjson.dumps(array.tolist())))  # type: ignore[misc]
-        say(
+        print_cost(f"{count} numbers to JSON, as a list", fastest_us(lambda array=array: orjson.dumps(array.tolist())))  # type: ignore[misc]
+        print_cost(
             f"{count} numbers to JSON, through numpy",
             fastest_us(
                 lambda array=array: orjson.dumps(array.astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY)  # type: ignore[misc]
@@ -244,7 +244,7 @@ def running(model: Model, service: Inference) -> None:
     """Print the cost of encoding, gathering and running."""
     encoder = service._encoder(model)  # noqa: SLF001
     output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
-    say("encode a JSON row", fastest_us(lambda: encoder.encode_json("", (0,), output)))
+    print_cost("encode a JSON row", fastest_us(lambda: encoder.encode_json("", (0,), output)))
     binding = model.loop_binding
     for rows in (1, 32) if binding is not None else ():
         parts = [np.zeros((1, 4), np.float32)] * rows
@@ -254,7 +254,7 @@ def running(model: Model, service: Inference) -> None:
                 np.concatenate(parts, out=buffer)
             binding.run((0,))  # type: ignore[union-attr]
 
-        say(f"gather and run {rows} rows, per row", fastest_us(run, rows))
+        print_cost(f"gather and run {rows} rows, per row", fastest_us(run, rows))
 
 
 def remembering(model: Model) -> None:
@@ -263,8 +263,8 @@ def remembering(model: Model) -> None:
     keys, row = cache.make_keys(model.name, model.version, model.signature), np.zeros((1, 4), np.float32)
     key = keys.key_for([row], (0,))
     cache.insert(key, [np.zeros((1, 3), np.float32)], set())
-    say("make the key of a row", fastest_us(lambda: keys.key_for([row], (0,))))
-    say("find an answer by it", fastest_us(lambda: cache.find(key)))
+    print_cost("make the key of a row", fastest_us(lambda: keys.key_for([row], (0,))))
+    print_cost("find an answer by it", fastest_us(lambda: cache.find(key)))
 
 
 async def main(path: Path) -> None:
@@ -281,16 +281,16 @@ async def main(path: Path) -> None:
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (version, len(body), body)
         )
         for count in CONNECTIONS:
-            say(f"whole trip on the {executor}, {count} a turn", await trip_us(engine, count, raw))
+            print_cost(f"whole trip on the {executor}, {count} a turn", await trip_us(engine, count, raw))
     service = Inference(engine, Limits(), lambda model: Hooks(engine, model))
     decoding(model, service)
     numbers()
     running(model, service)
     remembering(model)
-    await bare()
-    await hooked(engine, path)
+    await print_round_trip_cost()
+    await print_hook_cost(engine, path)
     await engine.stop(1.0)
-    await fronted(path)
+    await print_front_end_cost(path)
 
 
 if __name__ == "__main__":

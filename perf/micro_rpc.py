@@ -19,15 +19,15 @@ from penstock.server.protobuf import service_pb2
 from penstock.server.v2.rpc.encode import RpcEncoder, encode_id_and_mark
 from penstock.server.v2.rpc.inference import RpcInference
 
-from .micro import fastest_us, say
+from .micro import fastest_us, print_cost
 
 
 def message(name: str, request_id: str = "") -> bytes:
     """Make a ModelInferRequest with one row of 4 numbers."""
-    made: Any = service_pb2().ModelInferRequest(model_name="iris", id=request_id)
-    made.inputs.add(name=name, datatype="FP32", shape=[1, 4])
-    made.raw_input_contents.append(np.zeros(4, np.float32).tobytes())
-    return bytes(made.SerializeToString())
+    request: Any = service_pb2().ModelInferRequest(model_name="iris", id=request_id)
+    request.inputs.add(name=name, datatype="FP32", shape=[1, 4])
+    request.raw_input_contents.append(np.zeros(4, np.float32).tobytes())
+    return bytes(request.SerializeToString())
 
 
 async def main(path: Path) -> None:
@@ -37,16 +37,16 @@ async def main(path: Path) -> None:
     inference = RpcInference(engine, lambda model: Hooks(engine, model))
     encoder = RpcEncoder(model.name, model.version, model.signature)
     output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
-    for what, request_id in (("", ""), (", with an id", "1234")):
+    for label, request_id in (("", ""), (", with an id", "1234")):
         sent = message(model.signature.inputs[0].name, request_id)
-        whole = partial(inference.decode, sent, sink=None)  # type: ignore[arg-type]
-        whole()
-        say(f"decode a message{what}", fastest_us(whole))
-        say(f"decode a message{what}, remembered", fastest_us(partial(inference.find, sent, sink=None)))  # type: ignore[arg-type]
+        decode = partial(inference.decode, sent, sink=None)  # type: ignore[arg-type]
+        decode()
+        print_cost(f"decode a message{label}", fastest_us(decode))
+        print_cost(f"decode a message{label}, remembered", fastest_us(partial(inference.find, sent, sink=None)))  # type: ignore[arg-type]
         answer = partial(
             lambda request_id: encoder.encode_plain((0,), output, encode_id_and_mark(request_id)), request_id
         )
-        say(f"encode an answer{what}", fastest_us(answer))
+        print_cost(f"encode an answer{label}", fastest_us(answer))
     await engine.stop(1.0)
 
 

@@ -49,18 +49,20 @@ class Graph:
         self._weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name
 
-    def dense(self, x: str, taken: int, given: int) -> str:
-        return self.node("Gemm", x, self.weight(taken, given, fan_in=taken), self.weight(given, fan_in=taken))
+    def dense(self, x: str, width_in: int, width_out: int) -> str:
+        return self.node(
+            "Gemm", x, self.weight(width_in, width_out, fan_in=width_in), self.weight(width_out, fan_in=width_in)
+        )
 
-    def conv(self, x: str, taken: int, given: int, size: int, stride: int = 1) -> str:
-        fan_in = taken * size * size
-        weights = self.weight(given, taken, size, size, fan_in=fan_in), self.weight(given, fan_in=fan_in)
+    def conv(self, x: str, width_in: int, width_out: int, size: int, stride: int = 1) -> str:
+        fan_in = width_in * size * size
+        weights = self.weight(width_out, width_in, size, size, fan_in=fan_in), self.weight(width_out, fan_in=fan_in)
         return self.node("Conv", x, *weights, strides=[stride] * 2, pads=[size // 2] * 4)
 
-    def model(self, name: str, result: str, taken: Shape, given: Shape) -> onnx.ModelProto:
+    def model(self, name: str, result: str, width_in: Shape, width_out: Shape) -> onnx.ModelProto:
         self._nodes.append(helper.make_node("Identity", [result], ["output"]))
-        inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, list(taken))]
-        outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, list(given))]
+        inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, list(width_in))]
+        outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, list(width_out))]
         graph = helper.make_graph(self._nodes, name, inputs, outputs, self._weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
         onnx.checker.check_model(model)

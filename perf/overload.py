@@ -29,9 +29,11 @@ from penstock.batching.scheduling.queue_limits import MIN_ROWS
 
 from . import models
 from .bench import IRIS_64, MLP_32, Case, make_call
-from .load import FloodResult, Load, Process, drive, flood, penstock
+from .claims import verdict
+from .open_loop import OpenLoopResult, run_open_loop
+from .server_process import Process, penstock
 from .simulator.arrivals import constant
-from .verdicts import verdict
+from .wrk import Load, drive
 
 DEEP = Case("deep", "binary", 64, ((1, 64),))
 SOAK_CASES = (IRIS_64, MLP_32)
@@ -60,7 +62,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server at one moment of a flood."""
+    """The server at one moment of an overload."""
 
     waiting_rows: int
     rss_mib: float
@@ -68,11 +70,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """A flood, as the load measured it, and the state of the server meanwhile."""
+    """An overload, as the load measured it, and the state of the server meanwhile."""
 
     target_per_s: float
     seconds: int
-    result: FloodResult
+    result: OpenLoopResult
     samples: list[Sample]
     drain_s: float
 
@@ -87,8 +89,8 @@ class Overload:
     @property
     def goodput_per_s(self) -> float:
         """Good answers per second, without the first second, in which the queue fills."""
-        good = self.result.answered(200)
-        at_s = (good["due_ns"] + good["took_ns"]) / 1e9
+        answered = self.result.answered(200)
+        at_s = (answered["due_ns"] + answered["took_ns"]) / 1e9
         return float(((at_s >= 1) & (at_s < self.seconds)).sum()) / (self.seconds - 1)
 
     @property
@@ -111,7 +113,7 @@ class Overload:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A flood, and the server before and after it."""
+    """An overload, and the server before and after it."""
 
     before: Baseline
     during: Overload
@@ -150,7 +152,7 @@ def run_overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
     """Flood the server, and sample it until its queue is empty again."""
     with ThreadPoolExecutor(1) as pool:
         times = constant(rate_per_s, seconds).at_ns
-        flooding = pool.submit(flood, server, [make_call(DEEP)], times, connections=MAX_CONNECTIONS)
+        load_future = pool.submit(run_open_loop, server, [make_call(DEEP)], times, connections=MAX_CONNECTIONS)
         start, samples = time.monotonic(), []
         while (passed_s := time.monotonic() - start) < seconds:
             samples.append(_sample(server))
@@ -158,15 +160,15 @@ def run_overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
         while _sample(server).waiting_rows and passed_s < seconds + MAX_DRAIN_S:
             time.sleep(SAMPLE_S / 5)
             passed_s = time.monotonic() - start
-        return Overload(rate_per_s, seconds, flooding.result(), samples, passed_s - seconds)
+        return Overload(rate_per_s, seconds, load_future.result(), samples, passed_s - seconds)
 
 
 def _sample(server: Process) -> Sample:
     page = server.request("GET", "/metrics").decode()
-    found = re.search(rf'^penstock_waiting_rows{{model="{DEEP.model}",.*}} (\d+)$', page, re.MULTILINE)
-    if found is None:
+    match = re.search(rf'^penstock_waiting_rows{{model="{DEEP.model}",.*}} (\d+)$', page, re.MULTILINE)
+    if match is None:
         raise RuntimeError("the metrics page does not say how many rows wait")
-    return Sample(int(found[1]), server.rss_mib())
+    return Sample(int(match[1]), server.rss_mib())
 
 
 def report(rounds: Sequence[Round]) -> str:
@@ -174,12 +176,12 @@ def report(rounds: Sequence[Round]) -> str:
     rows = [f"{'':<10} {'good/s':>8} {'503/s':>8} {'p50 ms':>9} {'p99 ms':>9} {'alone p50':>9} {'RSS MiB':>8}"]
     rows.append(_baseline_row("before", rounds[0].before))
     for each in rounds:
-        rows += [_flood_row(each.during), _baseline_row("after", each.after)]
+        rows += [_overload_row(each.during), _baseline_row("after", each.after)]
     for number, each in enumerate(rounds, 1):
         during, result = each.during, each.during.result
         row = f"round {number}: offered {during.offered_per_s:,.0f}/s for {during.seconds} s over {result.connections}"
-        shares = f"{each.goodput_ratio:.1%} of the peak, after it {each.recovery_ratio:.1%} of before"
-        rows.append(f"{row} connections; goodput {shares}")
+        ratios = f"{each.goodput_ratio:.1%} of the peak, after it {each.recovery_ratio:.1%} of before"
+        rows.append(f"{row} connections; goodput {ratios}")
         p50_ms, p99_ms, most_ms = (result.server_latency_ms(quantile, 503) for quantile in (0.5, 0.99, 1))
         rows.append(f"  refusals: p50 {p50_ms:.3f} ms, p99 {p99_ms:.3f} ms, most {most_ms:.1f} ms")
         server, load = during.cores_used
@@ -193,7 +195,7 @@ def _baseline_row(name: str, state: Baseline) -> str:
     return f"{row} {state.single.p50_ms:>9.2f} {state.rss_mib:>8.0f}"
 
 
-def _flood_row(during: Overload) -> str:
+def _overload_row(during: Overload) -> str:
     result = during.result
     row = f"{'overload':<10} {during.goodput_per_s:>8,.0f} {len(result.answered(503)) / during.seconds:>8,.0f}"
     row += f" {result.latency_ms(0.5):>9.2f} {result.latency_ms(0.99):>9.2f} {'':>9}"
@@ -201,25 +203,25 @@ def _flood_row(during: Overload) -> str:
 
 
 def _verdicts(rounds: Sequence[Round]) -> list[str]:
-    floods = [each.during for each in rounds]
+    overloads = [each.during for each in rounds]
     times = statistics.median(each.offered_ratio for each in rounds)
-    share = statistics.median(each.goodput_ratio for each in rounds)
-    again = statistics.median(each.recovery_ratio for each in rounds)
-    refused_ms = statistics.median(each.result.server_latency_ms(0.99, 503) for each in floods)
-    rows = max(each.max_waiting_rows for each in floods)
-    unexpected = sum(each.result.unexpected(200, 503) for each in floods)
-    growth_mib = max(each.growth_mib for each in floods)
+    goodput_ratio = statistics.median(each.goodput_ratio for each in rounds)
+    recovery_ratio = statistics.median(each.recovery_ratio for each in rounds)
+    refused_ms = statistics.median(each.result.server_latency_ms(0.99, 503) for each in overloads)
+    rows = max(each.max_waiting_rows for each in overloads)
+    unexpected = sum(each.result.unexpected(200, 503) for each in overloads)
+    growth_mib = max(each.growth_mib for each in overloads)
     return [
         verdict(
             f"offered {times:.1f} times the peak",
-            all(each.offered_per_s >= MIN_OFFERED * each.target_per_s for each in floods),
+            all(each.offered_per_s >= MIN_OFFERED * each.target_per_s for each in overloads),
         ),
         verdict(f"queue: at most {rows} rows of {MIN_ROWS}", rows <= MIN_ROWS),
-        verdict(f"goodput: {share:.1%} of the peak", share >= MIN_OF_PEAK),
+        verdict(f"goodput: {goodput_ratio:.1%} of the peak", goodput_ratio >= MIN_OF_PEAK),
         verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < MAX_REJECTION_MS),
         verdict(f"neither 200 nor 503: {unexpected}", unexpected == 0),
         verdict(f"memory: {growth_mib:+.1f} MiB with the queue full", growth_mib <= MAX_GROWTH_MIB),
-        verdict(f"after: {again:.1%} of the goodput before", again >= MIN_OF_PEAK),
+        verdict(f"after: {recovery_ratio:.1%} of the goodput before", recovery_ratio >= MIN_OF_PEAK),
     ]
 
 
@@ -248,11 +250,11 @@ def _run_rounds(times: float, seconds: int, threads: int, rounds: int) -> str:
         if threads:
             (folder / DEEP.model / "penstock.toml").write_text(f"[runtime]\nintra_op_threads = {threads}\n", "utf-8")
         with penstock(folder) as server:
-            found, before = [], measure_baseline(server)
+            results, before = [], measure_baseline(server)
             for _ in range(rounds):
                 during = run_overload(server, times * before.best_per_s, seconds)
-                found.append(Round(before, during, before := measure_baseline(server)))
-            return report(found)
+                results.append(Round(before, during, before := measure_baseline(server)))
+            return report(results)
 
 
 def main() -> None:

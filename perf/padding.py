@@ -21,8 +21,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from . import bench, models
-from .load import Call, Process, penstock
-from .verdicts import verdict
+from .calls import Call
+from .claims import verdict
+from .server_process import Process, penstock
 
 LONGEST = 128
 FIXED = 64
@@ -57,11 +58,14 @@ def masked(width: int = 96, hidden: int = 384, vocabulary: int = VOCABULARY) -> 
         ("Mul", "tokens weight", "kept"), ("ReduceSum", "kept first", "sum"), ("ReduceSum", "weight first", "count"),
         ("Div", "sum count", "pooled"),
     )  # fmt: skip
-    words: dict[str, dict[str, Any]] = {
+    attributes: dict[str, dict[str, Any]] = {
         "Transpose": {"perm": [0, 2, 1]}, "Cast": {"to": TensorProto.FLOAT}, "Softmax": {"axis": -1},
         "ReduceSum": {"keepdims": 0},
     }  # fmt: skip
-    nodes = [helper.make_node(kind, taken.split(), [given], **words.get(kind, {})) for kind, taken, given in steps]
+    nodes = [
+        helper.make_node(kind, input_names.split(), [output_name], **attributes.get(kind, {}))
+        for kind, input_names, output_name in steps
+    ]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["N", "L"]) for name in ("ids", "mask")]
     outputs = [
         helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["N", "L", width]),
@@ -91,9 +95,9 @@ class Line(bench.CaseRounds):
         """Mean number of useful tokens in a request."""
         return statistics.mean(self.lengths)
 
-    def share_of(self, other: Line) -> float:
+    def share_of(self, reference: Line) -> float:
         """Return the median ratio of its tokens to another line's in the same round, since machines drift."""
-        return self.ratio_to(other, "requests_per_s") * self.tokens / other.tokens
+        return self.ratio_to(reference, "requests_per_s") * self.tokens / reference.tokens
 
 
 def lines() -> list[Line]:
@@ -114,8 +118,8 @@ def make(folder: Path, table: Iterable[Line]) -> None:
     for line in table:
         models.make(folder, {line.model: masked})
         if line.buckets is not None:
-            said = f"buckets = {list(line.buckets)}\n" if line.buckets else ""
-            text = f'[padding.ids]\naxis = 0\nmask = "mask"\n{said}'
+            buckets_line = f"buckets = {list(line.buckets)}\n" if line.buckets else ""
+            text = f'[padding.ids]\naxis = 0\nmask = "mask"\n{buckets_line}'
             (folder / line.model / "penstock.toml").write_text(text, "utf-8")
 
 
@@ -127,7 +131,7 @@ def call(line: Line, *, tokens: bool) -> Call:
         tensors = {"ids": rng.integers(0, VOCABULARY, (1, length))}
         if line.buckets is None:
             tensors["mask"] = np.ones((1, length), np.int64)
-        taken = [
+        input_entries = [
             {
                 "name": name, "shape": array.shape, "datatype": "INT64",
                 "parameters": {"binary_data_size": array.nbytes},
@@ -135,8 +139,8 @@ def call(line: Line, *, tokens: bool) -> Call:
             for name, array in tensors.items()
         ]  # fmt: skip
         names = ("pooled", "tokens") if tokens else ("pooled",)
-        given = [{"name": name, "parameters": {"binary_data": True}} for name in names]
-        heads.append(json.dumps({"inputs": taken, "outputs": given}).encode())
+        output_entries = [{"name": name, "parameters": {"binary_data": True}} for name in names]
+        heads.append(json.dumps({"inputs": input_entries, "outputs": output_entries}).encode())
         tails.append(b"".join(array.tobytes() for array in tensors.values()))
     size = max(map(len, heads))
     bodies = tuple(head.ljust(size) + tail for head, tail in zip(heads, tails, strict=True))
@@ -149,19 +153,19 @@ def measure(server: Process, line: Line, seconds: int, *, tokens: bool) -> None:
     line.drive(server, line.model, call(line, tokens=tokens), CONNECTIONS, seconds)
 
 
-def table(done: list[Line]) -> str:
+def table(lines: list[Line]) -> str:
     """Format the medians, and whether the target is met."""
     titles = f"{'p50 ms':>7} {'p99 ms':>7} {'CPU us':>7} {'rows/batch':>10}"
     rows = [f"{'':<26} {'req/s':>8} {'tokens/s':>10} {'of one':>7} {titles}"]
-    for line in done:
+    for line in lines:
         rate, p50, p99, cpu = map(line.median, ("requests_per_s", "p50_ms", "p99_ms", "cpu_us"))
-        row = f"{line.name:<26} {rate:>8,.0f} {rate * line.tokens:>10,.0f} {line.share_of(done[0]):>7.2f}"
+        row = f"{line.name:<26} {rate:>8,.0f} {rate * line.tokens:>10,.0f} {line.share_of(lines[0]):>7.2f}"
         row += f" {p50:>7.2f} {p99:>7.2f} {cpu:>7.1f} {line.rows:>10.1f}"
         failed = sum(load.refused + load.broken for load in line.loads)
         rows.append(row + (f"  {failed} FAILED" if failed else ""))
-    share = done[1].share_of(done[0])
-    words = f"padded: {share:.2f} of one length's throughput at equal useful elements, at least {BOUND}"
-    return "\n".join([*rows, verdict(words, share >= BOUND)])
+    throughput_ratio = lines[1].share_of(lines[0])
+    claim = f"padded: {throughput_ratio:.2f} of one length's throughput at equal useful elements, at least {BOUND}"
+    return "\n".join([*rows, verdict(claim, throughput_ratio >= BOUND)])
 
 
 def main() -> None:
@@ -171,21 +175,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=4, help="of load per line and round")
     parser.add_argument("--tokens", action="store_true", help="ask for the output per token too, which is trimmed")
     args = parser.parse_args()
-    every = lines()
+    table_lines = lines()
     with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder), every)
+        make(Path(folder), table_lines)
         with penstock(Path(folder)) as server:
-            for line in every:  # nothing is measured that fails, and every length has run once
+            for line in table_lines:  # nothing is measured that fails, and every length has run once
                 sent = call(line, tokens=args.tokens)
                 server.request("POST", sent.path, sent.bodies[0], sent.headers)
                 measure(server, line, 2, tokens=args.tokens)
                 line.loads.clear()
                 line.rows_per_batch.clear()
             for number in range(args.rounds):
-                for line in every:
+                for line in table_lines:
                     measure(server, line, args.seconds, tokens=args.tokens)
                 print(f"round {number + 1} of {args.rounds} done", flush=True)
-    print(table(every))
+    print(table(table_lines))
 
 
 if __name__ == "__main__":

@@ -26,25 +26,25 @@ import numpy as np
 
 from penstock.batching.spec import BatchPolicy
 
-from .numbers import at_least_one, not_negative, share
+from .argument_types import non_negative_float, positive_int, share
 from .simulator.arrivals import SHAPELESS, Arrivals, Kind, bursty, poisson, recorded
-from .simulator.frontend import FrontCosts, simulate_server
-from .simulator.measured import MeasuredModel, read_costs
+from .simulator.front_end import FrontCosts, simulate_server
+from .simulator.measured_run_times import MeasuredModel, read_costs
 from .simulator.simulation import REFUSED, Result, simulate
 
-REQUESTS, MOST_REQUESTS = 20_000, 100_000
-"""The number simulated for each figure; more, up to the maximum, if they arrive in less than `LEAST_S`, which is forty
+REQUESTS, MAX_REQUESTS = 20_000, 100_000
+"""The number simulated for each figure; more, up to the maximum, if they arrive in under `MIN_SECONDS`, which is forty
 bursts.
 """
-LEAST_S = 8.0
-EASY = 0.8
+MIN_SECONDS = 8.0
+LOW_LOAD = 0.8
 """The load, as a fraction of capacity, that the default number of devices is chosen for."""
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
-MOST_DEVICES = 1 << 20
+MAX_DEVICES = 1 << 20
 FRONT_END_PER_S = 80_000
 """Small requests that one server process accepts, on a quiet core (docs/performance.md)."""
-FETCH_WITHIN_S = 10.0
-SAID_BYTES = 500
+FETCH_TIMEOUT_S = 10.0
+MAX_REPLY_BYTES = 500
 """Quoted from a server's reply that holds no costs."""
 USAGE_STATUS = 2
 
@@ -75,40 +75,42 @@ class Load:
     draw: Callable[[int], list[Arrivals]]
 
 
-def load_of(words: str, rate_per_s: float, rows: int) -> Load:
+def load_of(text: str, rate_per_s: float, rows: int) -> Load:
     """Make the load of `--arrivals`: "poisson", "bursty", or "trace:FILE" with a time in seconds on each line.
 
     A trace is slowed down or sped up to `rate_per_s`, unless that is 0. Raises: PlanError.
     """
     kinds = (Kind(rows),)
-    if words in {"poisson", "bursty"}:
-        come = poisson if words == "poisson" else bursty
+    if text in {"poisson", "bursty"}:
+        make_arrivals = poisson if text == "poisson" else bursty
         if rate_per_s <= 0:
             raise PlanError("--rate says how many requests come per second, and must be above 0")
 
         def split(devices: int) -> list[Arrivals]:
             rate = rate_per_s / devices
-            return [come(rate, max(REQUESTS / rate, min(LEAST_S, MOST_REQUESTS / rate)), kinds)]
+            return [make_arrivals(rate, max(REQUESTS / rate, min(MIN_SECONDS, MAX_REQUESTS / rate)), kinds)]
 
         return Load(rate_per_s, rows, split)
-    if not words.startswith("trace:"):
-        raise PlanError(f"--arrivals {words}: poisson, bursty or trace:FILE")
-    whole = _trace(Path(words.removeprefix("trace:")), rate_per_s, kinds)
+    if not text.startswith("trace:"):
+        raise PlanError(f"--arrivals {text}: poisson, bursty or trace:FILE")
+    trace = _trace(Path(text.removeprefix("trace:")), rate_per_s, kinds)
 
     def thin(devices: int) -> list[Arrivals]:
         if devices == 1:
-            return [whole]
-        looks = min(max(round(REQUESTS * devices / len(whole)), 1), devices)
-        return [whole.thinned(1 / devices, look) for look in range(looks)]
+            return [trace]
+        samples = min(max(round(REQUESTS * devices / len(trace)), 1), devices)
+        return [trace.thinned(1 / devices, seed) for seed in range(samples)]
 
-    return Load(len(whole) / whole.seconds, rows, thin)
+    return Load(len(trace) / trace.seconds, rows, thin)
 
 
 def _trace(path: Path, rate_per_s: float, kinds: Sequence[Kind]) -> Arrivals:
     try:
         times = [float(line) for line in path.read_text("utf-8").split()]
-        whole = recorded(times, kinds)
-        return recorded(np.array(times) * len(whole) / whole.seconds / rate_per_s, kinds) if rate_per_s else whole
+        arrivals = recorded(times, kinds)
+        return (
+            recorded(np.array(times) * len(arrivals) / arrivals.seconds / rate_per_s, kinds) if rate_per_s else arrivals
+        )
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: {error}") from error
 
@@ -120,7 +122,7 @@ class Plan:
     """
 
     def __init__(self, measured: MeasuredModel, load: Load, target_ms: float = 0.0, front_us: float = 0.0) -> None:
-        self._truth = measured.run_times
+        self._run_times = measured.run_times
         self._front = FrontCosts.split(1000 * front_us) if front_us else None
         self._load = load
         self._within_ns = target_ms * 1e6 or float("inf")
@@ -132,28 +134,28 @@ class Plan:
         self.on_devices = cache(self._on_devices)
 
     @property
-    def least_devices(self) -> float:
+    def min_devices(self) -> float:
         """How many devices the load keeps busy without a pause."""
         return self._load.requests_per_s * self._load.rows / self.knee_rows_per_s
 
     def _on_devices(self, devices: int) -> Outlook:
         """Simulate one of `devices` devices."""
-        return self._sum_up([self._simulate(each) for each in self._load.draw(devices)])
+        return self._summarize([self._simulate(each) for each in self._load.draw(devices)])
 
     def _simulate(self, arrivals: Arrivals) -> Result:
         if self._front is None:
-            return simulate(arrivals, self._policy, self._truth)
-        return simulate_server(arrivals, self._policy, self._truth, self._front)
+            return simulate(arrivals, self._policy, self._run_times)
+        return simulate_server(arrivals, self._policy, self._run_times, self._front)
 
     def curve(self) -> list[Outlook]:
         """Simulate one device under Poisson arrivals, from a low load to nearly its capacity."""
-        kinds, found = (Kind(self._load.rows),), []
+        kinds, outlooks = (Kind(self._load.rows),), []
         for busy in SHARES:
             rate = busy * self.knee_rows_per_s / self._load.rows
-            found.append(self._sum_up([self._simulate(poisson(rate, REQUESTS / rate, kinds))]))
-        return found
+            outlooks.append(self._summarize([self._simulate(poisson(rate, REQUESTS / rate, kinds))]))
+        return outlooks
 
-    def _sum_up(self, results: Sequence[Result]) -> Outlook:
+    def _summarize(self, results: Sequence[Result]) -> Outlook:
         latency_ns = np.concatenate([result.latency_ns for result in results])
         count = max(sum(len(result.arrivals) for result in results), 1)
         p50_ms, p99_ms = (np.quantile(latency_ns, (0.5, 0.99)) / 1e6).tolist() if len(latency_ns) else (0.0, 0.0)
@@ -172,9 +174,9 @@ class Plan:
 
         The search is between the number that the load keeps busy and the number that leaves each almost idle.
         """
-        low, high = max(math.ceil(self.least_devices) - 1, 0), max(math.ceil(self.least_devices), 1)
+        low, high = max(math.ceil(self.min_devices) - 1, 0), max(math.ceil(self.min_devices), 1)
         while self.on_devices(high).in_time < attain:
-            if high > max(64 * self.least_devices, 2) or high > MOST_DEVICES:
+            if high > max(64 * self.min_devices, 2) or high > MAX_DEVICES:
                 return 0
             low, high = high, 2 * high
         while high - low > 1:
@@ -190,17 +192,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = _measured(args.costs)
         load = load_of(args.arrivals, args.rate, args.rows)
         plan = Plan(measured, load, args.target_ms, args.front_us)
-        found = _answers(plan, args)
+        answers = _answers(plan, args)
     except PlanError as error:
         print(f"penstock plan: {error}", file=sys.stderr)
         return USAGE_STATUS
-    print(json.dumps(found, indent=2) if args.json else _text(found))
+    print(json.dumps(answers, indent=2) if args.json else _text(answers))
     return 0
 
 
 def _answers(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
-    devices = args.devices or max(math.ceil(plan.least_devices / EASY), 1)
-    found: dict[str, Any] = {
+    devices = args.devices or max(math.ceil(plan.min_devices / LOW_LOAD), 1)
+    answers: dict[str, Any] = {
         "knee": {"rows_per_batch": plan.knee_rows, "rows_per_s": plan.knee_rows_per_s, "by": plan.knee_by},
         "front_us": args.front_us,
         "curve": [asdict(outlook) for outlook in plan.curve()],
@@ -208,10 +210,10 @@ def _answers(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.target_ms:
         fewest = plan.devices(args.attain)
-        found["target"] = {"ms": args.target_ms, "attain": args.attain, "devices": fewest}
+        answers["target"] = {"ms": args.target_ms, "attain": args.attain, "devices": fewest}
         tried = {"each": fewest, "with_one_less": fewest - 1}
-        found["target"] |= {name: asdict(plan.on_devices(count)) for name, count in tried.items() if count > 0}
-    return found
+        answers["target"] |= {name: asdict(plan.on_devices(count)) for name, count in tried.items() if count > 0}
+    return answers
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,20 +223,28 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--costs", required=True, metavar="URL|FILE", help="a model's statistics, or a cost table")
     parser.add_argument(
-        "--rate", type=not_negative, default=0.0, metavar="N", help="requests per second over all devices"
+        "--rate", type=non_negative_float, default=0.0, metavar="N", help="requests per second over all devices"
     )
     parser.add_argument(
         "--arrivals", default="poisson", metavar="HOW", help="poisson, bursty or trace:FILE (default: poisson)"
     )
-    parser.add_argument("--rows", type=at_least_one, default=1, metavar="N", help="rows per request (default: 1)")
+    parser.add_argument("--rows", type=positive_int, default=1, metavar="N", help="rows per request (default: 1)")
     parser.add_argument(
-        "--front-us", type=not_negative, default=0.0, metavar="US", help="event loop time per request, in microseconds"
+        "--front-us",
+        type=non_negative_float,
+        default=0.0,
+        metavar="US",
+        help="event loop time per request, in microseconds",
     )
     parser.add_argument(
-        "--devices", type=at_least_one, metavar="N", help="number of devices (default: enough for 80%% load)"
+        "--devices", type=positive_int, metavar="N", help="number of devices (default: enough for 80%% load)"
     )
     parser.add_argument(
-        "--target-ms", type=not_negative, default=0.0, metavar="MS", help="find the number of devices that meet MS"
+        "--target-ms",
+        type=non_negative_float,
+        default=0.0,
+        metavar="MS",
+        help="find the number of devices that meet MS",
     )
     parser.add_argument(
         "--attain", type=share, default=0.99, metavar="P", help="fraction answered in time (default: 0.99)"
@@ -253,37 +263,39 @@ def _measured(source: str) -> MeasuredModel:
 def _fetch(source: str) -> str:
     try:
         if source.startswith(("http://", "https://")):
-            with urllib.request.urlopen(source, timeout=FETCH_WITHIN_S) as answer:  # noqa: S310 - the scheme is checked
+            with urllib.request.urlopen(source, timeout=FETCH_TIMEOUT_S) as answer:  # noqa: S310 - the scheme is checked
                 return str(answer.read(), "utf-8")
         return Path(source).read_text("utf-8")
     except urllib.error.HTTPError as error:
         with error:
-            said = str(error.read(SAID_BYTES), "utf-8", "replace")
-        raise PlanError(f"--costs {source}: {error}: {said}") from error
+            text = str(error.read(MAX_REPLY_BYTES), "utf-8", "replace")
+        raise PlanError(f"--costs {source}: {error}: {text}") from error
     except (OSError, urllib.error.URLError) as error:
         raise PlanError(f"--costs {source}: {error}") from error
 
 
-def _text(found: Mapping[str, Any]) -> str:
-    knee = found["knee"]
-    how = f"in batches of {knee['rows_per_batch']}" if knee["by"] == "device" else "all that its front end takes in"
+def _text(answers: Mapping[str, Any]) -> str:
+    knee = answers["knee"]
+    explanation = (
+        f"in batches of {knee['rows_per_batch']}" if knee["by"] == "device" else "all that its front end takes in"
+    )
     lines = [
-        f"one device: at most {knee['rows_per_s']:,.0f} rows/s, {how}",
+        f"one device: at most {knee['rows_per_s']:,.0f} rows/s, {explanation}",
         f"{'requests/s':>12} {'p50 ms':>8} {'p99 ms':>8} {'rows/batch':>10} {'busy':>5}",
     ]
-    for each in found["curve"]:
+    for each in answers["curve"]:
         line = f"{each['requests_per_s']:>12,.0f} {each['p50_ms']:>8.2f} {each['p99_ms']:>8.2f}"
         lines.append(f"{line} {each['rows_per_batch']:>10.1f} {each['busy']:>5.0%}")
-    if not found["front_us"] and knee["rows_per_s"] > FRONT_END_PER_S:
+    if not answers["front_us"] and knee["rows_per_s"] > FRONT_END_PER_S:
         lines.append(f"devices alone, see --front-us: one front end takes in some {FRONT_END_PER_S:,} small requests/s")
-    load = found["load"]
-    lines.append(f"the load on {_devices(load['devices'])}: {_words(load['each'])}")
-    target = found.get("target")
+    load = answers["load"]
+    lines.append(f"the load on {_devices(load['devices'])}: {_describe(load['each'])}")
+    target = answers.get("target")
     if target:
-        wanted = f"{100 * target['attain']:.6g}% within {target['ms']:g} ms"
-        lines.append(f"{wanted}: {_devices(target['devices']) if target['devices'] else 'cannot be had'}")
+        goal = f"{100 * target['attain']:.6g}% within {target['ms']:g} ms"
+        lines.append(f"{goal}: {_devices(target['devices']) if target['devices'] else 'cannot be had'}")
         if "each" in target:
-            lines.append(f"  {_words(target['each'])}, {target['each']['in_time']:.2%} in time")
+            lines.append(f"  {_describe(target['each'])}, {target['each']['in_time']:.2%} in time")
         if "with_one_less" in target:
             lines.append(f"  with one less: {target['with_one_less']['in_time']:.2%} in time")
     return "\n".join(lines)
@@ -293,9 +305,10 @@ def _devices(count: int) -> str:
     return f"{count:,} device{'s' if count > 1 else ''}"
 
 
-def _words(each: Mapping[str, Any]) -> str:
-    words = f"{each['requests_per_s']:,.0f} requests/s each, p50 {each['p50_ms']:.2f} ms, p99 {each['p99_ms']:.2f} ms"
-    return words + (f", {each['refused']:.1%} refused" if each["refused"] else "")
+def _describe(outlook: Mapping[str, Any]) -> str:
+    text = f"{outlook['requests_per_s']:,.0f} requests/s each, p50 {outlook['p50_ms']:.2f} ms"
+    text += f", p99 {outlook['p99_ms']:.2f} ms"
+    return text + (f", {outlook['refused']:.1%} refused" if outlook["refused"] else "")
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ class Stat:
         """CPU time of the children that it has waited for."""
         return self._seconds(_TIME_OF_CHILDREN)
 
-    def _seconds(self, at: int) -> float:
-        return (int(self._words[at]) + int(self._words[at + 1])) / _TICKS_PER_S
+    def _seconds(self, index: int) -> float:
+        return (int(self._words[index]) + int(self._words[index + 1])) / _TICKS_PER_S
 
 
 def stat(pid: int, proc: Path = PROC) -> Stat:
@@ -75,11 +75,11 @@ def stat(pid: int, proc: Path = PROC) -> Stat:
 
 def stats(proc: Path = PROC) -> dict[int, Stat]:
     """Read all processes, by pid, including those that have ended but have not been waited for."""
-    found = {}
+    stats_by_pid = {}
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            found[int(folder.name)] = stat(int(folder.name), proc)
-    return found
+            stats_by_pid[int(folder.name)] = stat(int(folder.name), proc)
+    return stats_by_pid
 
 
 def living(proc: Path = PROC) -> dict[int, Stat]:
@@ -87,12 +87,12 @@ def living(proc: Path = PROC) -> dict[int, Stat]:
     return {pid: each for pid, each in stats(proc).items() if each.state != ZOMBIE}
 
 
-def descended(roots: Iterable[int], seen: Mapping[int, Stat]) -> list[int]:
+def descended(roots: Iterable[int], stats_by_pid: Mapping[int, Stat]) -> list[int]:
     """Return processes and all their descendants, the given ones first, without duplicates."""
-    found = list(dict.fromkeys(roots))
-    for pid in found:
-        found += [child for child, each in seen.items() if each.parent == pid and child not in found]
-    return found
+    pids = list(dict.fromkeys(roots))
+    for pid in pids:
+        pids += [child for child, each in stats_by_pid.items() if each.parent == pid and child not in pids]
+    return pids
 
 
 def cpu_s(pids: Iterable[int], proc: Path = PROC, *, waited: bool = False) -> float:
@@ -138,4 +138,4 @@ def stolen_s(proc: Path = PROC) -> float:
 
 def _ticks(proc: Path) -> list[int]:
     with (proc / "stat").open(encoding="ascii") as file:
-        return [int(word) for word in file.readline().split()[1:9]]
+        return [int(field) for field in file.readline().split()[1:9]]

@@ -1,4 +1,4 @@
-"""Queueing: one server, one waiting line, first come first served, Poisson arrivals. Pure: the reference for truth/.
+"""Queueing: one server, one waiting line, first come first served, Poisson arrivals. Pure.
 
 `Mm1` and `Md1` are theory: the sojourn times (waiting and service) for exponential and for constant service times.
 `departures` computes what such a server does with given arrivals and service times, to the nanosecond. Units: any one
@@ -34,8 +34,8 @@ class Theory(Protocol):
         """Return the fraction of requests that stay no longer than `stay`."""
         ...
 
-    def quantile(self, share: float) -> float:
-        """Return the longest stay of a `share` of the requests (below 1)."""
+    def quantile(self, fraction: float) -> float:
+        """Return the longest stay of a `fraction` of the requests (below 1)."""
         ...
 
 
@@ -57,8 +57,8 @@ class Mm1:
     def within(self, stay: float) -> float:
         return -math.expm1(-max(stay, 0.0) / self.mean)
 
-    def quantile(self, share: float) -> float:
-        return -math.log1p(-share) * self.mean
+    def quantile(self, fraction: float) -> float:
+        return -math.log1p(-fraction) * self.mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +83,22 @@ class Md1:
         waits = stay / self.service - 1  # in services
         if waits < 0:
             return 0.0
-        whole = math.floor(waits) + 1
-        came = _poisson(self.load * (whole - waits), whole)
-        waiting = np.cumsum(self.present(whole + 1))[
+        whole_services = math.floor(waits) + 1
+        arrival_probabilities = _poisson(self.load * (whole_services - waits), whole_services)
+        waiting = np.cumsum(self.present(whole_services + 1))[
             1:
         ]  # at most 0, 1, ...: the first of those who are there is served
-        return float(came @ waiting[::-1])
+        return float(arrival_probabilities @ waiting[::-1])
 
-    def quantile(self, share: float) -> float:
-        if share <= self.within(self.service):  # those that find the server idle
+    def quantile(self, fraction: float) -> float:
+        if fraction <= self.within(self.service):  # those that find the server idle
             return self.service
         low = high = self.service
-        while self.within(high) < share:
+        while self.within(high) < fraction:
             low, high = high, 2 * high
         while high - low > _CLOSE * high:
             middle = (low + high) / 2
-            low, high = (middle, high) if self.within(middle) < share else (low, middle)
+            low, high = (middle, high) if self.within(middle) < fraction else (low, middle)
         return high
 
     def present(self, count: int) -> Floats:
@@ -107,16 +107,16 @@ class Md1:
         Derived from the balance between `j` and `j + 1` at departures: all terms are positive, so nothing cancels.
         Source: Ramaswami, A stable recursion for the steady state vector in Markov chains of M/G/1 type (1988).
         """
-        came = _poisson(self.load, count + _TAIL)
-        more = np.append(
-            np.cumsum(came[:0:-1])[::-1], 0.0
+        arrival_probabilities = _poisson(self.load, count + _TAIL)
+        more_than = np.append(
+            np.cumsum(arrival_probabilities[:0:-1])[::-1], 0.0
         )  # more[j]: more than j come in a service, summed from the end
-        shares = np.zeros(count)
-        shares[0] = 1 - self.load
+        fractions = np.zeros(count)
+        fractions[0] = 1 - self.load
         for j in range(count - 1):
-            up = shares[0] * more[j] + shares[1 : j + 1] @ more[j:0:-1]
-            shares[j + 1] = up / came[0]
-        return shares
+            up = fractions[0] * more_than[j] + fractions[1 : j + 1] @ more_than[j:0:-1]
+            fractions[j + 1] = up / arrival_probabilities[0]
+        return fractions
 
 
 def _poisson(mean: float, count: int) -> Floats:
@@ -137,8 +137,8 @@ def services_ns(law: str, mean_ns: int, count: int, seed: int = 0) -> Ints:
     """Draw the service times of the first `count` requests, in order. A larger `count` begins with the same times."""
     if law == DETERMINISTIC:
         return np.full(count, mean_ns, np.int64)
-    drawn: Ints = np.rint(np.random.default_rng(seed).standard_exponential(count) * mean_ns).astype(np.int64)
-    return drawn
+    services: Ints = np.rint(np.random.default_rng(seed).standard_exponential(count) * mean_ns).astype(np.int64)
+    return services
 
 
 def departures(arrivals: Ints, services: Ints) -> Ints:
@@ -152,7 +152,7 @@ def departures(arrivals: Ints, services: Ints) -> Ints:
 
 
 class Line:
-    """`departures` for one request at a time, for the virtual queue's server (bare.py).
+    """`departures` for one request at a time, for the virtual queue's server (stub_server.py).
 
     Invariant: what it returns equals the `departures` of what it was given.
     """

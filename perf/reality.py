@@ -6,7 +6,8 @@ is done for each of five loads, each right after a calibration, since the speed 
 within minutes. All times are from sent to answered, by the kernel's timestamps, so the load's own lateness does not
 count. The model has one thread, so that loop and load have the other core. Other work on the machine affects the
 measured figures but not the simulated ones: each part is measured at a moment when others leave the machine idle
-(calm.py), as long as there is time to wait for one. Figures are medians, and the table reports what others used.
+(background_load.py), as long as there is time to wait for one. Figures are medians, and the table reports what others
+used.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,15 @@ import numpy as np
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy
 
 from . import models
+from .background_load import measure_when_idle
 from .bench import Case, make_call
-from .calm import in_calm
-from .load import HOST, Call, FloodResult, Process, flood, penstock
+from .calls import HOST, Call
+from .open_loop import OpenLoopResult, run_open_loop
 from .processes import loop_ns
+from .server_process import Process, penstock
 from .simulator.arrivals import SHAPELESS, Arrivals, poisson, recorded
-from .simulator.frontend import WIRE_NS, FrontCosts, simulate_server
-from .simulator.runtimes import RunTimes, from_table
+from .simulator.front_end import WIRE_NS, FrontCosts, simulate_server
+from .simulator.run_times import RunTimes, from_table
 
 MODEL = "mlp"
 SHARES = (0.15, 0.3, 0.45, 0.6, 0.75)
@@ -52,13 +56,13 @@ _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 class Calibration:
     """The simulator's parameters for one server on one machine, and the capacity that it predicts for the server."""
 
-    truth: RunTimes
+    run_times: RunTimes
     costs: FrontCosts
     peak_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleClient:
     """Requests of one size from a single client: the latency of each, and the mean times of the run and of the loop."""
 
     took_ns: np.ndarray[Any, np.dtype[np.float64]]
@@ -82,47 +86,51 @@ class Point:
 
 def calibrate(server: Process, end: float) -> Calibration:
     """Measure an otherwise idle server, each part at a calm moment before `end`, if there is one."""
-    alone = {size: in_calm(server, lambda size=size: _alone(server, size), end)[0] for size in _SIZES}  # type: ignore[misc]
+    alone_by_size = {
+        size: measure_when_idle(server, partial(_measure_single_client, server, size), end)[0] for size in _SIZES
+    }
     # the run varies; everything else stays at its mean
-    truth = from_table({
-        size: np.maximum(one.run_ns + one.took_ns - one.took_ns.mean(), one.run_ns / 4).tolist()
-        for size, one in alone.items()
+    run_times = from_table({
+        size: np.maximum(measured.run_ns + measured.took_ns - measured.took_ns.mean(), measured.run_ns / 4).tolist()
+        for size, measured in alone_by_size.items()
     })  # fmt: skip
-    _, knee_per_s = truth.knee(SHAPELESS, max(_SIZES))
+    _, knee_per_s = run_times.knee(SHAPELESS, max(_SIZES))
     load = poisson(LOADED_SHARE * knee_per_s, 2 * ALONE_S, seed=7)
-    (loaded_ns, rows_per_batch), _ = in_calm(server, lambda: _loaded(server, load), end)
-    lone = alone[1]
-    costs = _front(lone.loop_ns, loaded_ns, rows_per_batch, float(lone.took_ns.mean()) - lone.run_ns)
+    (loaded_ns, rows_per_batch), _ = measure_when_idle(server, lambda: _measure_loaded(server, load), end)
+    single_row = alone_by_size[1]
+    costs = _split_front_costs(
+        single_row.loop_ns, loaded_ns, rows_per_batch, float(single_row.took_ns.mean()) - single_row.run_ns
+    )
     overload = poisson(2 * knee_per_s, 1.0, seed=7)
-    return Calibration(truth, costs, simulate_server(overload, POLICY, truth, costs).goodput_per_s())
+    return Calibration(run_times, costs, simulate_server(overload, POLICY, run_times, costs).goodput_per_s())
 
 
-def _alone(server: Process, rows: int) -> Alone:
+def _measure_single_client(server: Process, rows: int) -> SingleClient:
     before, before_ns = _runs(server), loop_ns(server.pid)
-    took_ns = _ask_again_and_again(server, _call(rows), ALONE_S)
+    took_ns = _closed_loop_latencies_ns(server, _call(rows), ALONE_S)
     spent_ns = loop_ns(server.pid) - before_ns
     runs, ns = _since(before, _runs(server))[rows]
-    return Alone(took_ns, ns / runs, spent_ns / runs)
+    return SingleClient(took_ns, ns / runs, spent_ns / runs)
 
 
-def _loaded(server: Process, load: Arrivals) -> tuple[float, float]:
+def _measure_loaded(server: Process, load: Arrivals) -> tuple[float, float]:
     """Return what the loop spends on a request under a load, and the rows per batch."""
     before_ns = loop_ns(server.pid)
-    _, batches = _flooded(server, load)
+    _, batches = _run_load(server, load)
     return (loop_ns(server.pid) - before_ns) / len(load), len(load) / batches
 
 
-def _flooded(server: Process, load: Arrivals) -> tuple[FloodResult, int]:
+def _run_load(server: Process, load: Arrivals) -> tuple[OpenLoopResult, int]:
     """Send a load. Returns: its results, and the number of batches."""
     before = _runs(server)
-    seen = flood(server, [_call(1)], load.at_ns)
-    return seen, sum(runs for runs, _ in _since(before, _runs(server)).values())
+    result = run_open_loop(server, [_call(1)], load.at_ns)
+    return result, sum(runs for runs, _ in _since(before, _runs(server)).values())
 
 
-def _front(alone_ns: float, loaded_ns: float, rows_per_batch: float, beside_ns: float) -> FrontCosts:
+def _split_front_costs(alone_ns: float, loaded_ns: float, rows_per_batch: float, beside_ns: float) -> FrontCosts:
     """Split the loop's time into costs of a request and of a batch, and the waiting into three wake-ups."""
-    share = 1 / max(rows_per_batch, 1.5)
-    request_ns = min(max((loaded_ns - alone_ns * share) / (1 - share), loaded_ns / 3), alone_ns)
+    batch_share = 1 / max(rows_per_batch, 1.5)
+    request_ns = min(max((loaded_ns - alone_ns * batch_share) / (1 - batch_share), loaded_ns / 3), alone_ns)
     wake_ns = max((beside_ns - alone_ns - WIRE_NS) / 3, 5_000)
     return FrontCosts.split(request_ns, alone_ns - request_ns, wake_ns)
 
@@ -146,7 +154,7 @@ def _since(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]
     return {size: (count - old[size][0], ns - old[size][1]) for size, (count, ns) in after.items()}
 
 
-def _ask_again_and_again(server: Process, sent: Call, seconds: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _closed_loop_latencies_ns(server: Process, sent: Call, seconds: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Send a request as soon as the previous one is answered. Returns: the latency of each."""
     request = sent.request()
     took_ns: list[int] = []
@@ -163,36 +171,44 @@ def _ask_again_and_again(server: Process, sent: Call, seconds: float) -> np.ndar
 
 def _answered_ns(sock: socket.socket) -> int:
     """Read one answer. Returns: when its last part arrived, by the kernel's timestamp."""
-    answer, left, stamp_ns = b"", 1, 0
-    while left > 0:
-        got, told, _, _ = sock.recvmsg(1 << 20, 64)
-        if not got:
+    answer, remaining, stamp_ns = b"", 1, 0
+    while remaining > 0:
+        part, ancillary, _, _ = sock.recvmsg(1 << 20, 64)
+        if not part:
             raise RuntimeError("the server closed the connection")
-        answer += got
-        seconds, part_ns = struct.unpack("qq", told[0][2])
+        answer += part
+        seconds, part_ns = struct.unpack("qq", ancillary[0][2])
         stamp_ns = seconds * 1_000_000_000 + part_ns
         end = answer.find(b"\r\n\r\n") + 4
         if end >= 4:
             length = answer.index(b"\r\ncontent-length: ", 0, end) + 18
-            left = end + int(answer[length : answer.index(b"\r", length)]) - len(answer)
+            remaining = end + int(answer[length : answer.index(b"\r", length)]) - len(answer)
     if answer[9:12] != b"200":
         raise RuntimeError(repr(answer[:500]))
     return stamp_ns
 
 
-def compare(server: Process, given: Calibration, share: float, seconds: float, seed: int, end: float) -> Point:
+def compare(
+    server: Process, calibration: Calibration, load_fraction: float, seconds: float, seed: int, end: float
+) -> Point:
     """Send one load, and simulate it."""
-    load = poisson(share * given.peak_per_s, seconds, seed=seed)
-    (seen, batches), cores = in_calm(server, lambda: _flooded(server, load), end)
-    result = simulate_server(_sent(seen), POLICY, given.truth, given.costs, seed=seed)
+    load = poisson(load_fraction * calibration.peak_per_s, seconds, seed=seed)
+    (open_loop_result, batches), cores = measure_when_idle(server, lambda: _run_load(server, load), end)
+    result = simulate_server(_sent(open_loop_result), POLICY, calibration.run_times, calibration.costs, seed=seed)
     p50, p99 = result.quantile_ms(0.5, 0.99)
-    rows = len(seen.answered()) / max(batches, 1), result.rows_per_batch
-    return Point(load.rows_per_s, cores, (seen.server_latency_ms(0.5), seen.server_latency_ms(0.99)), (p50, p99), rows)
+    rows = len(open_loop_result.answered()) / max(batches, 1), result.rows_per_batch
+    return Point(
+        load.rows_per_s,
+        cores,
+        (open_loop_result.server_latency_ms(0.5), open_loop_result.server_latency_ms(0.99)),
+        (p50, p99),
+        rows,
+    )
 
 
-def _sent(seen: FloodResult) -> Arrivals:
+def _sent(result: OpenLoopResult) -> Arrivals:
     """Return when requests were really sent."""
-    return recorded((seen.records["due_ns"] + seen.records["late_ns"]) / 1e9)
+    return recorded((result.records["due_ns"] + result.records["late_ns"]) / 1e9)
 
 
 def measure(server: Process, rounds: int, seconds: float, minutes: float) -> Iterator[tuple[float, list[Point]]]:
@@ -200,7 +216,9 @@ def measure(server: Process, rounds: int, seconds: float, minutes: float) -> Ite
     end = time.monotonic() + 60 * minutes
     points = []
     for seed in range(rounds):
-        points.append([compare(server, calibrate(server, end), share, seconds, seed, end) for share in SHARES])
+        points.append(
+            [compare(server, calibrate(server, end), load_fraction, seconds, seed, end) for load_fraction in SHARES]
+        )
         print(f"round {seed + 1} of {rounds} done", flush=True)
     yield from zip(SHARES, map(list, zip(*points, strict=True)), strict=True)
 
@@ -212,21 +230,26 @@ def table_of(loads: Iterable[tuple[float, Sequence[Point]]]) -> str:
     ]
     head = f"{'load':>4} {'rows/s':>8} {'p50 ms':>7} {'p99':>7} {'p50 ms':>9} {'p99':>7} {'p50':>7} {'p99':>5}"
     lines.append(f"{head} {'real':>7} {'sim':>5}")
-    for share, points in loads:
-        measured, simulated = _medians([p.measured for p in points]), _medians([p.simulated for p in points])
-        each = [[sim / real for sim, real in zip(p.simulated, p.measured, strict=True)] for p in points]
-        ratios, rows = _medians(each), _medians([p.rows_per_batch for p in points])
-        rate, others = _medians([(p.rate_per_s, p.others) for p in points])
-        line = f"{share:>4.0%} {rate:>8,.0f} {measured[0]:>7.2f} {measured[1]:>7.2f} {simulated[0]:>9.2f}"
+    for load_fraction, points in loads:
+        measured, simulated = (
+            _medians([point.measured for point in points]),
+            _medians([point.simulated for point in points]),
+        )
+        ratios_by_point = [
+            [sim / real for sim, real in zip(point.simulated, point.measured, strict=True)] for point in points
+        ]
+        ratios, rows = _medians(ratios_by_point), _medians([point.rows_per_batch for point in points])
+        rate, background_cores = _medians([(point.rate_per_s, point.others) for point in points])
+        line = f"{load_fraction:>4.0%} {rate:>8,.0f} {measured[0]:>7.2f} {measured[1]:>7.2f} {simulated[0]:>9.2f}"
         line += f" {simulated[1]:>7.2f} {ratios[0]:>7.2f} {ratios[1]:>5.2f} {rows[0]:>7.1f} {rows[1]:>5.1f}"
-        line += f"  of {len(points)}, others {others:.2f}: "
+        line += f"  of {len(points)}, others {background_cores:.2f}: "
         holds = all(abs(ratio - 1) <= WITHIN for ratio in ratios)
         lines.append(line + (f"within {WITHIN:.0%}" if holds else f"NOT WITHIN {WITHIN:.0%}"))
     return "\n".join(lines)
 
 
-def _medians(each: Sequence[Sequence[float]]) -> list[float]:
-    return [statistics.median(values) for values in zip(*each, strict=True)]
+def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.median(values) for values in zip(*rows, strict=True)]
 
 
 def main() -> None:

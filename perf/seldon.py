@@ -21,9 +21,11 @@ from pathlib import Path
 
 import grpc
 
-from . import beside, h2load
-from .h2load import Posts
-from .load import HOST, Call, Load, Process, drive, encode_grpc_message, free_port, require_programs
+from . import h2load, side_by_side
+from .calls import HOST, Call, encode_grpc_message
+from .h2load import RepeatedPost
+from .server_process import Process, free_port
+from .wrk import Load, drive, require_programs
 
 JSON = {"Content-Type": "application/json"}
 PREDICT, METHOD = "/api/v1.0/predictions", "/seldon.protos.Model/Predict"
@@ -59,7 +61,7 @@ class Wide:
 FLOWER = [5.1, 3.5, 1.4, 0.2]
 
 
-class Family(beside.Family):
+class ProcessTree(side_by_side.ProcessTree):
     """A server for both protocols, and all the processes that it has started."""
 
     def __init__(self, pid: int, port: int, grpc_port: int) -> None:
@@ -68,18 +70,18 @@ class Family(beside.Family):
 
 
 @contextlib.contextmanager
-def served(command: Sequence[str], folder: Path) -> Iterator[Family]:
+def served(command: Sequence[str], folder: Path) -> Iterator[ProcessTree]:
     """Run a server in a folder, from when it answers over both protocols until the block ends."""
     port, grpc_port, metrics_port = free_port(), free_port(), free_port()
-    words = [*command, "--http-port", str(port), "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
+    arguments = [*command, "--http-port", str(port), "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
 
     def ask(server: Process) -> None:
         server.request("GET", "/health/ping")
         server.request("POST", PREDICT, body(), JSON)
-        _called(Family(server.pid, port, grpc_port))
+        _called(ProcessTree(server.pid, port, grpc_port))
 
-    with beside.served(words, folder, port, ask) as server:
-        yield Family(server.pid, port, grpc_port)
+    with side_by_side.served(arguments, folder, port, ask) as server:
+        yield ProcessTree(server.pid, port, grpc_port)
 
 
 def body() -> bytes:
@@ -94,39 +96,39 @@ def message() -> bytes:
     return b"\x1a" + bytes([len(datum)]) + datum
 
 
-def _called(family: Family) -> int:
+def _called(family: ProcessTree) -> int:
     """Send one gRPC request. Returns: the size of the answer in bytes. Raises: grpc.RpcError."""
     with grpc.insecure_channel(f"{HOST}:{family.grpc_port}") as channel:
         return len(channel.unary_unary(METHOD)(message(), timeout=10))
 
 
-def drive_rest(family: Family, seconds: int) -> Load:
+def drive_rest(family: ProcessTree, seconds: int) -> Load:
     """Keep 64 connections busy."""
     return drive(family, Call(PREDICT, (body(),), JSON), CONNECTIONS, seconds)
 
 
-def drive_grpc(family: Family, seconds: int) -> Load:
+def drive_grpc(family: ProcessTree, seconds: int) -> Load:
     """Keep 64 streams busy, on 8 connections. Latencies come from one more second, with a log.
 
     h2load does not read `grpc-status`: failures are recognized by their answers, which have no message.
     """
     nbytes = _called(family) + 5  # as a gRPC message is framed
-    posts = Posts(family.grpc_port, METHOD, encode_grpc_message(message()), GRPC_CONNECTIONS, STREAMS)
-    seen, times = h2load.drive(family, posts, seconds), h2load.drive(family, posts, 1, timed=True)
-    refused = max(0, seen.answered - seen.nbytes // nbytes)
-    return replace(seen, p50_ms=times.p50_ms, p99_ms=times.p99_ms, refused=refused)
+    posts = RepeatedPost(family.grpc_port, METHOD, encode_grpc_message(message()), GRPC_CONNECTIONS, STREAMS)
+    driven, timed = h2load.drive(family, posts, seconds), h2load.drive(family, posts, 1, timed=True)
+    refused = max(0, driven.answered - driven.nbytes // nbytes)
+    return replace(driven, p50_ms=timed.p50_ms, p99_ms=timed.p99_ms, refused=refused)
 
 
-WIRES: dict[str, Callable[[Family, int], Load]] = {"REST": drive_rest, "gRPC": drive_grpc}
+WIRES: dict[str, Callable[[ProcessTree, int], Load]] = {"REST": drive_rest, "gRPC": drive_grpc}
 
 
-def ours(folder: Path, name: str, *words: str) -> contextlib.AbstractContextManager[Family]:
+def ours(folder: Path, name: str, *arguments: str) -> contextlib.AbstractContextManager[ProcessTree]:
     """Serve a class in a folder with Penstock, by the original's command."""
     command = [sys.executable, "-m", "penstock.server.cli", "seldon-core-microservice", name]
-    return served([*command, *words], folder)
+    return served([*command, *arguments], folder)
 
 
-def original(python: str, folder: Path, name: str) -> contextlib.AbstractContextManager[Family]:
+def original(python: str, folder: Path, name: str) -> contextlib.AbstractContextManager[ProcessTree]:
     """Serve it with the original."""
     return served([python, "-m", "seldon_core.microservice", name], folder)
 
@@ -136,23 +138,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.seldon", description=__doc__)
     parser.add_argument("--original", default=os.environ.get("SELDON_ORIGINAL", ""), metavar="PYTHON")
     parser.add_argument("--batching", action="store_true", help="what batches are worth, instead of the original")
-    asked = beside.arguments(parser)
+    args = side_by_side.arguments(parser)
     require_programs("wrk", "h2load")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "Linear.py").write_text(LINEAR)
         (folder / "Wide.py").write_text(WIDE)
         print(f"{os.cpu_count()} CPUs; REST: {CONNECTIONS} connections, gRPC: {GRPC_CONNECTIONS} of {STREAMS} streams")
-        if asked.batching:
+        if args.batching:
             sides = {"penstock --batching": ours(folder, "Wide", "--batching"), "penstock": ours(folder, "Wide")}
-            wanted: dict[str, float] = dict.fromkeys(WIRES, TIMES_BATCHED)
+            min_ratios: dict[str, float] = dict.fromkeys(WIRES, TIMES_BATCHED)
         else:
-            sides, wanted = {"penstock": ours(folder, "Linear")}, {"REST": TIMES_REST, "gRPC": TIMES_GRPC}
-            if asked.original:
-                sides["seldon-core 1.17.1"] = original(asked.original, folder, "Linear")
+            sides, min_ratios = {"penstock": ours(folder, "Linear")}, {"REST": TIMES_REST, "gRPC": TIMES_GRPC}
+            if args.original:
+                sides["seldon-core 1.17.1"] = original(args.original, folder, "Linear")
             else:
                 print("the original is left out: no --original PYTHON, and no SELDON_ORIGINAL")
-        beside.show(sides, WIRES, wanted, asked)
+        side_by_side.show(sides, WIRES, min_ratios, args)
 
 
 if __name__ == "__main__":

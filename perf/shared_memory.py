@@ -29,8 +29,9 @@ import numpy as np
 import onnx
 
 from . import processes
-from .load import HOST, Process, penstock
+from .calls import HOST
 from .models import Graph, make
+from .server_process import Process, penstock
 
 VALUES = 150_000
 NBYTES = 4 * VALUES
@@ -67,20 +68,20 @@ class Client:
     def ask(self, parts: list[Any], into: memoryview) -> int:
         """Send a request in parts and receive the answer's body into `into`. Returns: its length."""
         self._send(parts)
-        read = 0
-        while (end := self._head.find(b"\r\n\r\n", 0, read)) < 0:
-            count = self._socket.recv_into(memoryview(self._head)[read:])
+        received = 0
+        while (end := self._head.find(b"\r\n\r\n", 0, received)) < 0:
+            count = self._socket.recv_into(memoryview(self._head)[received:])
             if not count:
                 raise ConnectionError("the server has closed the connection")
-            read += count
+            received += count
         head = bytes(self._head[:end]).lower()
         if not head.startswith(b"http/1.1 200"):
-            raise RuntimeError(bytes(self._head[:read]).decode("latin-1"))
+            raise RuntimeError(bytes(self._head[:received]).decode("latin-1"))
         length = int(head.partition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0])
-        done = read - end - 4
-        into[:done] = self._head[end + 4 : read]
-        while done < length:
-            done += self._socket.recv_into(into[done:length])
+        body_bytes = received - end - 4
+        into[:body_bytes] = self._head[end + 4 : received]
+        while body_bytes < length:
+            body_bytes += self._socket.recv_into(into[body_bytes:length])
         return length
 
     def _send(self, parts: list[Any]) -> None:
@@ -121,8 +122,8 @@ def through_memory(client: Client, name: str, values: Any, memory: SharedMemory,
         }  # fmt: skip
 
     tensor = {"name": "input", "datatype": "FP32", "shape": [1, VALUES], "parameters": placed(0, VALUES)}
-    given = {"name": "output", "parameters": placed(NBYTES, width)}
-    head = _request(name, {"inputs": [tensor], "outputs": [given]}, 0)
+    output_entry = {"name": "output", "parameters": placed(NBYTES, width)}
+    head = _request(name, {"inputs": [tensor], "outputs": [output_entry]}, 0)
     source = np.ndarray(VALUES, np.float32, memory.buf)
     target = np.ndarray(width, np.float32, memory.buf, NBYTES)
     into, answer = memoryview(bytearray(4096)), np.empty(width, np.float32)
@@ -143,13 +144,13 @@ def void(_: object) -> None:
     """Discard a result."""
 
 
-def measure(process: Process, ask: Ask) -> Round:
+def measure(process: Process, send_one: Ask) -> Round:
     """Run one turn."""
     before, start = processes.stat(process.pid), time.perf_counter()
     for _ in range(TURN):
-        ask()
-    took, after = time.perf_counter() - start, processes.stat(process.pid)
-    return Round(TURN / took, (after.cpu_s - before.cpu_s) / TURN * 1e6, (after.faults - before.faults) / TURN)
+        send_one()
+    elapsed_s, after = time.perf_counter() - start, processes.stat(process.pid)
+    return Round(TURN / elapsed_s, (after.cpu_s - before.cpu_s) / TURN * 1e6, (after.faults - before.faults) / TURN)
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def served(folder: Path) -> Iterator[Process]:
         yield process
 
 
-def compare(process: Process, name: str, asked: argparse.Namespace) -> float:
+def compare(process: Process, name: str, args: argparse.Namespace) -> float:
     """Measure both ways in turns and print them. Returns: the throughput of shared memory relative to HTTP."""
     values = np.random.default_rng(0).random(VALUES, dtype=np.float32)
     memory = SharedMemory(create=True, size=2 * NBYTES)
@@ -168,27 +169,32 @@ def compare(process: Process, name: str, asked: argparse.Namespace) -> float:
     try:
         region = json.dumps({"key": memory.name, "byte_size": 2 * NBYTES}).encode()
         process.request("POST", "/v2/systemsharedmemory/region/region/register", region)
-        ways = {
+        transports = {
             "binary HTTP": over_http(client, name, values),
-            "shared memory": through_memory(client, name, values, memory, copies=asked.copies),
+            "shared memory": through_memory(client, name, values, memory, copies=args.copies),
         }
-        seen: dict[str, list[Round]] = {way: [] for way in ways}
-        for number in range(asked.turns + 1):
-            for way, ask in ways.items():
-                found = measure(process, ask)
+        rounds: dict[str, list[Round]] = {transport: [] for transport in transports}
+        for number in range(args.turns + 1):
+            for transport, send_one in transports.items():
+                result = measure(process, send_one)
                 if number:
-                    seen[way].append(found)
+                    rounds[transport].append(result)
         process.request("POST", "/v2/systemsharedmemory/unregister")
     finally:
         client.close()
         memory.unlink()
-    for way, each in seen.items():
-        rate = statistics.median(turn.requests_per_s for turn in each)
+    for transport, transport_rounds in rounds.items():
+        rate = statistics.median(one_round.requests_per_s for one_round in transport_rounds)
         # the kernel counts in steps of 10 ms, so use the mean of all turns
-        cpu = statistics.fmean(turn.server_cpu_us for turn in each)
-        faults = statistics.median(turn.server_faults for turn in each)
-        print(f"{name:10}{way:16}{rate:9.0f} requests/s{cpu:8.0f} us server CPU{faults:8.0f} page faults a request")
-    ratios = [there.requests_per_s / here.requests_per_s for here, there in zip(*seen.values(), strict=True)]
+        cpu = statistics.fmean(one_round.server_cpu_us for one_round in transport_rounds)
+        faults = statistics.median(one_round.server_faults for one_round in transport_rounds)
+        print(
+            f"{name:10}{transport:16}{rate:9.0f} requests/s{cpu:8.0f} us server CPU{faults:8.0f} page faults a request"
+        )
+    ratios = [
+        memory_round.requests_per_s / http_round.requests_per_s
+        for http_round, memory_round in zip(*rounds.values(), strict=True)
+    ]
     times: float = statistics.median(ratios)
     low, high = np.quantile(ratios, (0.1, 0.9))
     print(f"{name:10}{'':16}{times:9.2f} times (of ten turns eight {low:.2f} to {high:.2f}), wanted {GOAL}")
@@ -201,14 +207,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--copies", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     times: dict[str, list[float]] = {"identity": [], "mean": []}
-    for _ in range(asked.starts):
-        for name, found in times.items():
+    for _ in range(args.starts):
+        for name, ratio in times.items():
             with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as process:
-                found.append(compare(process, name, asked))
-    for name, found in times.items():
-        print(f"{name:10}{'of all starts':16}{statistics.median(found):9.2f} times, wanted {GOAL}")
+                ratio.append(compare(process, name, args))
+    for name, ratio in times.items():
+        print(f"{name:10}{'of all starts':16}{statistics.median(ratio):9.2f} times, wanted {GOAL}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ was sent.
 
 `deep` does a few hundred rows per second, far less than the front end can accept; `mlp` does thousands: at twice that,
 run and load need more than two cores, which shows what happens to a server without the CPU to reject. Each has one
-thread: see perf/variants.py.
+thread: see perf/model_variants.py.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import models
-from .load import Process, penstock
-from .policies import DEFAULT_POLICY
+from .claims import verdict
+from .model_variants import MANY_CONNECTIONS, Run, Variant, knee_per_s, run, write
+from .server_process import Process, penstock
 from .simulator.arrivals import poisson
-from .variants import MANY_CONNECTIONS, Run, Variant, knee_per_s, run, write
-from .verdicts import verdict
+from .static_policies import DEFAULT_POLICY
 
-CALM, TOO_MUCH = 0.8, 2.0
-LEAST_IN_TIME = 0.99
-LEAST_OF_PEAK = 0.9
-REFUSED_WITHIN_MS = 5.0
+CALM_LOAD, OVERLOAD = 0.8, 2.0
+MIN_IN_TIME = 0.99
+MIN_OF_PEAK = 0.9
+MAX_REFUSAL_MS = 5.0
 WARM_UP_S = 2.0
 HEAD = f"{'':<12} {'offered/s':>9} {'in time/s':>9} {'of all':>7} {'late':>6} {'503/s':>7} {'p50 ms':>7} {'p99 ms':>7}"
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class TargetCase:
     """A model, its target, and a first guess at its capacity."""
 
     model: str
@@ -46,11 +46,11 @@ class Aim:
     guess_per_s: float
 
 
-AIMS = (Aim("deep", 50, 400), Aim("mlp", 50, 4000))
+TARGET_CASES = (TargetCase("deep", 50, 400), TargetCase("mlp", 50, 4000))
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class TargetFigures:
     """The results of one load with a target. Units: requests per second while requests came; milliseconds."""
 
     offered_per_s: float
@@ -71,24 +71,24 @@ class Hit:
         return self.in_time_per_s / self.offered_per_s
 
 
-def hit(found: Run, seconds: float, target_ms: float) -> Hit:
+def compare_with_target(run: Run, seconds: float, target_ms: float) -> TargetFigures:
     """Compare the results of a load with a target."""
-    seen = found.seen
-    good = seen.answered()
-    in_time = int((good["took_ns"] <= target_ms * 1e6).sum())
-    return Hit(
-        offered_per_s=len(seen.records) / seconds,
+    result = run.seen
+    answered = result.answered()
+    in_time = int((answered["took_ns"] <= target_ms * 1e6).sum())
+    return TargetFigures(
+        offered_per_s=len(result.records) / seconds,
         in_time_per_s=in_time / seconds,
-        late=len(good) - in_time,
-        refused_per_s=len(seen.answered(503)) / seconds,
-        unexpected=seen.unexpected(200, 503) + seen.skipped,
-        p50_ms=seen.latency_ms(0.5),
-        p99_ms=seen.latency_ms(0.99),
-        refused_p99_ms=seen.server_latency_ms(0.99, 503),
-        cpu_us=seen.cpu_us,
-        load_cpu_us=seen.load_cpu_us,
-        late_p99_ms=seen.lateness_ms(0.99),
-        others=found.others,
+        late=len(answered) - in_time,
+        refused_per_s=len(result.answered(503)) / seconds,
+        unexpected=result.unexpected(200, 503) + result.skipped,
+        p50_ms=result.latency_ms(0.5),
+        p99_ms=result.latency_ms(0.99),
+        refused_p99_ms=result.server_latency_ms(0.99, 503),
+        cpu_us=result.cpu_us,
+        load_cpu_us=result.load_cpu_us,
+        late_p99_ms=result.lateness_ms(0.99),
+        others=run.others,
     )
 
 
@@ -96,10 +96,10 @@ def hit(found: Run, seconds: float, target_ms: float) -> Hit:
 class Report:
     """One model: its knee, and medians over the rounds of each load."""
 
-    aim: Aim
+    aim: TargetCase
     knee_per_s: float
-    calm: Hit
-    overloaded: Hit
+    calm: TargetFigures
+    overloaded: TargetFigures
 
     @property
     def peak_per_s(self) -> float:
@@ -109,81 +109,94 @@ class Report:
     def lines(self) -> list[str]:
         """Format the table and the verdicts."""
         lines = [f"{self.aim.model}, target {self.aim.target_ms:g} ms, at most {self.knee_per_s:,.0f}/s", HEAD]
-        for share, each in ((CALM, self.calm), (TOO_MUCH, self.overloaded)):
-            line = f"{share:>7.0%} load {each.offered_per_s:>9,.0f} {each.in_time_per_s:>9,.0f}"
+        for load_factor, each in ((CALM_LOAD, self.calm), (OVERLOAD, self.overloaded)):
+            line = f"{load_factor:>7.0%} load {each.offered_per_s:>9,.0f} {each.in_time_per_s:>9,.0f}"
             line += f" {each.share_in_time:>7.2%} {each.late:>6.0f} {each.refused_per_s:>7,.0f}"
             lines.append(f"{line} {each.p50_ms:>7.2f} {each.p99_ms:>7.2f}")
-        for share, each in ((CALM, self.calm), (TOO_MUCH, self.overloaded)):
+        for load_factor, each in ((CALM_LOAD, self.calm), (OVERLOAD, self.overloaded)):
             server, load = (each.offered_per_s * us / 1e6 for us in (each.cpu_us, each.load_cpu_us))
-            words = (
-                f"{share:.0%}: server CPU {each.cpu_us:.0f} us a request; cores: server {server:.2f}, load {load:.2f}"
+            text = f"{load_factor:.0%}: server CPU {each.cpu_us:.0f} us a request; cores: server {server:.2f}"
+            lines.append(
+                f"{text}, load {load:.2f}, others {each.others:.2f}; load late by {each.late_p99_ms:.2f} ms (p99)"
             )
-            lines.append(f"{words}, others {each.others:.2f}; load late by {each.late_p99_ms:.2f} ms (p99)")
         return lines + [f"{self.aim.model}: {each}" for each in self._verdicts()]
 
     def _verdicts(self) -> list[str]:
-        calm, over, target_ms = self.calm, self.overloaded, self.aim.target_ms
-        share = over.in_time_per_s / self.peak_per_s
-        unexpected = calm.unexpected + over.unexpected
+        calm, overloaded, target_ms = self.calm, self.overloaded, self.aim.target_ms
+        peak_ratio = overloaded.in_time_per_s / self.peak_per_s
+        unexpected = calm.unexpected + overloaded.unexpected
         return [
-            verdict(f"in time at {CALM:.0%}: {calm.share_in_time:.2%}", calm.share_in_time >= LEAST_IN_TIME),
-            verdict(f"goodput at {TOO_MUCH:.0%}: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
-            verdict(f"accepted p99 at {TOO_MUCH:.0%}: {over.p99_ms:.1f} of {target_ms:g} ms", over.p99_ms <= target_ms),
+            verdict(f"in time at {CALM_LOAD:.0%}: {calm.share_in_time:.2%}", calm.share_in_time >= MIN_IN_TIME),
+            verdict(f"goodput at {OVERLOAD:.0%}: {peak_ratio:.1%} of the peak", peak_ratio >= MIN_OF_PEAK),
             verdict(
-                f"refusals p99: {over.refused_p99_ms:.2f} ms, under {REFUSED_WITHIN_MS:g}",
-                over.refused_p99_ms < REFUSED_WITHIN_MS,
+                f"accepted p99 at {OVERLOAD:.0%}: {overloaded.p99_ms:.1f} of {target_ms:g} ms",
+                overloaded.p99_ms <= target_ms,
+            ),
+            verdict(
+                f"refusals p99: {overloaded.refused_p99_ms:.2f} ms, under {MAX_REFUSAL_MS:g}",
+                overloaded.refused_p99_ms < MAX_REFUSAL_MS,
             ),
             verdict(f"neither 200 nor 503: {unexpected:.0f}", unexpected == 0),
         ]
 
 
-def median(hits: Sequence[Hit]) -> Hit:
+def median(hits: Sequence[TargetFigures]) -> TargetFigures:
     """Return the medians of rounds."""
-    return Hit(*(statistics.median(getattr(each, name) for each in hits) for name in Hit.__slots__))
+    return TargetFigures(*(statistics.median(getattr(each, name) for each in hits) for name in TargetFigures.__slots__))
 
 
-def aimed(server: Process, aim: Aim, rounds: int, seconds: float, end: float) -> Report:
+def measure_case(server: Process, target_case: TargetCase, rounds: int, seconds: float, end: float) -> Report:
     """Measure one model, round after round. Repeat what was not calm, until `end`."""
-    plain, targeted = variants(aim)
+    plain, targeted = variants(target_case)
     kinds = poisson(1, 1).kinds
-    knee = knee_per_s(server, plain, kinds, aim.guess_per_s, end)
+    knee = knee_per_s(server, plain, kinds, target_case.guess_per_s, end)
     # before it has been under load, a server has learned run times only from its warm-up
-    run(server, targeted, poisson(CALM * knee, WARM_UP_S), MANY_CONNECTIONS)
-    hits: dict[float, list[Hit]] = {CALM: [], TOO_MUCH: []}
+    run(server, targeted, poisson(CALM_LOAD * knee, WARM_UP_S), MANY_CONNECTIONS)
+    hits: dict[float, list[TargetFigures]] = {CALM_LOAD: [], OVERLOAD: []}
     for number in range(rounds):
-        for share, each in hits.items():
-            arrivals = poisson(share * knee, seconds, seed=number)
-            each.append(hit(run(server, targeted, arrivals, MANY_CONNECTIONS, end), seconds, aim.target_ms))
-        print(f"{aim.model}: round {number + 1} of {rounds} done", flush=True)
-    return Report(aim, knee, median(hits[CALM]), median(hits[TOO_MUCH]))
+        for load_factor, each in hits.items():
+            arrivals = poisson(load_factor * knee, seconds, seed=number)
+            each.append(
+                compare_with_target(
+                    run(server, targeted, arrivals, MANY_CONNECTIONS, end), seconds, target_case.target_ms
+                )
+            )
+        print(f"{target_case.model}: round {number + 1} of {rounds} done", flush=True)
+    return Report(target_case, knee, median(hits[CALM_LOAD]), median(hits[OVERLOAD]))
 
 
-def variants(aim: Aim) -> tuple[Variant, Variant]:
+def variants(target_case: TargetCase) -> tuple[Variant, Variant]:
     """Name the model without and with its target."""
-    return Variant(aim.model, aim.model), Variant(aim.model, f"{aim.model}_in_time")
+    return Variant(target_case.model, target_case.model), Variant(target_case.model, f"{target_case.model}_in_time")
 
 
 def main() -> None:
     """Measure every model with its target, and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.targets", description=__doc__)
-    names = [aim.model for aim in AIMS]
+    names = [target_case.model for target_case in TARGET_CASES]
     parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="MODEL", help=", ".join(names))
     parser.add_argument("--target-ms", type=float, help="in place of each model's own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5, help="of each load")
     parser.add_argument("--minutes", type=float, default=3, help="for how long what was not calm is measured again")
-    asked = parser.parse_args()
-    aims = [replace(aim, target_ms=asked.target_ms or aim.target_ms) for aim in AIMS if aim.model in asked.models]
+    args = parser.parse_args()
+    target_cases = [
+        replace(target_case, target_ms=args.target_ms or target_case.target_ms)
+        for target_case in TARGET_CASES
+        if target_case.model in args.models
+    ]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the servers and removes the folders
     models.make(models.DEFAULT_FOLDER, {"deep": models.deep, "mlp": models.mlp})
     with tempfile.TemporaryDirectory() as name:
-        for aim in aims:
-            plain, targeted = variants(aim)
+        for target_case in target_cases:
+            plain, targeted = variants(target_case)
             write(Path(name), plain, DEFAULT_POLICY)
-            write(Path(name), targeted, replace(DEFAULT_POLICY, latency_target_us=round(aim.target_ms * 1000)))
+            write(Path(name), targeted, replace(DEFAULT_POLICY, latency_target_us=round(target_case.target_ms * 1000)))
         with penstock(Path(name)) as server:
-            end = time.monotonic() + 60 * asked.minutes
-            reports = [aimed(server, aim, asked.rounds, asked.seconds, end) for aim in aims]
+            end = time.monotonic() + 60 * args.minutes
+            reports = [
+                measure_case(server, target_case, args.rounds, args.seconds, end) for target_case in target_cases
+            ]
     for report in reports:
         print("", *report.lines(), sep="\n")
 

@@ -45,11 +45,11 @@ class ThreadInstance:
     turn that finds nothing to run is passed on at once.
     `failure` is why it cannot run: its device was lost and reloading the model there failed. It retries from time to
     time. Meanwhile the other Instances serve; if none can run, it answers requests with that failure.
-    `state_id` identifies what it remembers of sequences (affinity.py). `number`: its own. `retiring`: about to end.
+    `state_id` identifies what it remembers of sequences (affinity.py), `number` itself. `retiring`: it is about to end.
     `bindings` has two entries if it `overlaps`, which it does while nothing else waits for a turn. `wake_at_rows`:
     wake it when this many rows wait; 0: do not. `has_turn`: the `arbiter`, in which it has a `share`, granted a turn.
     Threads: others call `wake`, `grant` and `stop`; everything else happens on the Instance's thread. Each of these
-    calls releases the alarm once, and the sleeper rechecks what it slept for, so an extra release does no harm. Neither
+    calls releases `wakeup` once, and the sleeper rechecks what it slept for, so an extra release does no harm. Neither
     Device nor RateLimiter ever takes a model's lock.
     """
 

@@ -93,11 +93,13 @@ def _budget(name: str, table: Any, measures: Collection[str]) -> Budget:
     return Budget(**table)
 
 
-def _require_known(what: str, name: str, known: Collection[str]) -> None:
+def _require_known(subject: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.5)
-        suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
-        raise BudgetError(f"{what} {name!r}{suggestion}")
+        close_matches = difflib.get_close_matches(name, known, 1, 0.5)
+        suggestion = (
+            f"; did you mean {close_matches[0]!r}?" if close_matches else f"; there are {', '.join(sorted(known))}"
+        )
+        raise BudgetError(f"{subject} {name!r}{suggestion}")
 
 
 def report(verdicts: Sequence[Verdict], failed: Mapping[str, str]) -> Iterator[str]:
@@ -115,15 +117,15 @@ def report(verdicts: Sequence[Verdict], failed: Mapping[str, str]) -> Iterator[s
         yield f"{name:<{width}}{'-':>10}{'':>18}{'':>10}{'':>9}  FAILED"
     for verdict in verdicts:
         yield from _sentence(verdict)
-    for name, why in failed.items():
-        yield f"FAILED {name}: {why}"
+    for name, reason in failed.items():
+        yield f"FAILED {name}: {reason}"
 
 
 def _sentence(verdict: Verdict) -> Iterator[str]:
-    budget, share = verdict.budget, abs(verdict.measured / verdict.budget.budget - 1)
+    budget, change = verdict.budget, abs(verdict.measured / verdict.budget.budget - 1)
     direction = "more" if verdict.measured > budget.budget else "less"
     figures = (
-        f"{verdict.measured:.3g}, {share:.0%} {direction} than {budget.budget:.3g} ({budget.date}, {budget.machine})"
+        f"{verdict.measured:.3g}, {change:.0%} {direction} than {budget.budget:.3g} ({budget.date}, {budget.machine})"
     )
     if verdict.label == "WORSE":
         yield f"WORSE {verdict.name}: {budget.what}: {figures}; {budget.tolerance:.0%} are allowed"
@@ -135,11 +137,11 @@ def updated(
     verdicts: Sequence[Verdict], before: Mapping[str, Budget], today: dt.date, machine: str
 ) -> dict[str, Budget]:
     """Return the budgets with the new measurements; the others are unchanged."""
-    found = dict(before)
+    budgets = dict(before)
     for verdict in verdicts:
         budget = float(f"{verdict.measured:.3g}")
-        found[verdict.name] = dataclasses.replace(before[verdict.name], budget=budget, date=today, machine=machine)
-    return found
+        budgets[verdict.name] = dataclasses.replace(before[verdict.name], budget=budget, date=today, machine=machine)
+    return budgets
 
 
 def written(budgets: Mapping[str, Budget]) -> str:

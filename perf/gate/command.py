@@ -57,7 +57,7 @@ def chosen(budgets: Mapping[str, Budget], only: Sequence[str] | None) -> dict[st
 
 
 def measured(
-    budgets: Mapping[str, Budget], measure: Callable[[Budget], float], rounds: int, say: Callable[[str], None]
+    budgets: Mapping[str, Budget], measure: Callable[[Budget], float], rounds: int, print_cost: Callable[[str], None]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Measure all in turns, round after round. Returns: the values, and why some could not be measured.
 
@@ -74,14 +74,14 @@ def measured(
             except Exception as error:  # noqa: BLE001 - one measure that fails does not hide the others
                 failed[name] = f"{type(error).__name__}: {error}"
                 values.pop(name, None)
-        say(f"round {number + 1} of {rounds} done")
+        print_cost(f"round {number + 1} of {rounds} done")
     return values, failed
 
 
 def here() -> str:
     """Name this machine."""
-    found = environment.machine(gpus=lambda: ([], ""))
-    return f"{found['cpu']}, {os.cpu_count()} cores"
+    machine = environment.machine(gpus=lambda: ([], ""))
+    return f"{machine['cpu']}, {os.cpu_count()} cores"
 
 
 def _say(arguments: str) -> None:

@@ -25,10 +25,10 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.perf import bench, micro, micro_rpc, policies
-from penstock.perf.load import penstock
+from penstock.perf import bench, micro, micro_rpc, static_policies
+from penstock.perf.server_process import penstock
 from penstock.perf.simulator.arrivals import ONE_ROW
-from penstock.perf.simulator.runtimes import RunTimes
+from penstock.perf.simulator.run_times import RunTimes
 from penstock.perf.simulator.simulation import simulate
 from penstock.server.hooks.runner import Hooks
 from penstock.server.v2.rpc.encode import RpcEncoder, encode_id_and_mark
@@ -75,11 +75,11 @@ def _by_rows(item: _Item) -> int:
 def _in_yardsticks(us: Callable[[], float], turns: int = 1) -> float:
     """Measure in turns with the yardstick; the fastest of each counts."""
     yardsticks_us = [yardstick_us()]
-    found = []
+    costs_us = []
     for _ in range(turns):
-        found.append(us())
+        costs_us.append(us())
         yardsticks_us.append(yardstick_us())
-    return min(found) / min(yardsticks_us)
+    return min(costs_us) / min(yardsticks_us)
 
 
 def _with_model(
@@ -180,13 +180,15 @@ def batching(testbed: Testbed) -> float:
 
 def _simulated() -> float:
     (key,), ratios = {kind.key for kind in ONE_ROW}, []
-    truth = RunTimes({key: _RUN_NS})
-    for cell in policies.cells():
-        _, knee_per_s = truth.knee(cell.kinds[0].key, MANY // 2)
+    run_times = RunTimes({key: _RUN_NS})
+    for cell in static_policies.cells():
+        _, knee_per_s = run_times.knee(cell.kinds[0].key, MANY // 2)
         arrivals = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, _SIMULATED), 0)
-        tried = (policies.DEFAULT_POLICY, policies.static_grid()["cap 64, 0 ms"])
-        ours, guess = (policies.figures(simulate(arrivals, policy, truth)) for policy in tried)
-        ratios.append(ours.p99_ms / guess.p99_ms)
+        tried = (static_policies.DEFAULT_POLICY, static_policies.static_grid()["cap 64, 0 ms"])
+        default_figures, static_figures = (
+            static_policies.figures(simulate(arrivals, policy, run_times)) for policy in tried
+        )
+        ratios.append(default_figures.p99_ms / static_figures.p99_ms)
     return statistics.fmean(ratios)
 
 

@@ -31,22 +31,22 @@ class Connecting:
             self._tls = self._encryption()
         try:
             if target.host.startswith("/"):
-                _, made = await loop.create_unix_connection(protocol, target.host, **self._tls)
-                return made
+                _, protocol_made = await loop.create_unix_connection(protocol, target.host, **self._tls)
+                return protocol_made
             for address in await self._resolved():
                 try:
-                    _, made = await loop.create_connection(protocol, address, target.port, **self._tls)
+                    _, protocol_made = await loop.create_connection(protocol, address, target.port, **self._tls)
                 except OSError as error:
                     failure = error
                 else:
                     self._addresses = [address]
-                    return made
+                    return protocol_made
             raise failure
         except ssl.SSLError:
             raise
         except OSError as error:
-            why = f"{error.strerror or error}{' (ulimit -n)' if error.errno == errno.EMFILE else ''}"
-            raise ConnectionError(f"no connection to {target.host}:{target.port}: {why}") from error
+            reason = f"{error.strerror or error}{' (ulimit -n)' if error.errno == errno.EMFILE else ''}"
+            raise ConnectionError(f"no connection to {target.host}:{target.port}: {reason}") from error
         except UnicodeError as error:  # an invalid host name
             raise ConnectionError(f"no connection to {target.host}:{target.port}: {error}") from error
 
@@ -58,8 +58,8 @@ class Connecting:
 
     async def _resolved(self) -> list[str]:
         if not self._addresses:
-            found = await asyncio.get_running_loop().getaddrinfo(
+            infos = await asyncio.get_running_loop().getaddrinfo(
                 self._target.host, self._target.port, type=socket.SOCK_STREAM
             )
-            self._addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+            self._addresses = list(dict.fromkeys(str(each[4][0]) for each in infos))
         return self._addresses

@@ -35,7 +35,7 @@ class FleetError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class _Child:
     orders: Connection
-    news: Connection
+    failures: Connection
     process: subprocess.Popen[bytes]
 
 
@@ -53,7 +53,7 @@ class Fleet:
 
     def start_load(self, load: Load) -> None:
         """Begin a load, or change to another. Raises: ConnectionError if the server cannot be reached, FleetError."""
-        self._wait_for_news(0)
+        self._wait_for_failure(0)
         self._ended = False
         self._send_order(process.READY, load)
         self._send_order(process.START, time.monotonic_ns() + _LEAD_NS)
@@ -80,18 +80,18 @@ class Fleet:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 return False
-            self._wait_for_news(min(left_s, _POLL_S) if requests else left_s)
+            self._wait_for_failure(min(left_s, _POLL_S) if requests else left_s)
         return True
 
     def halt(self) -> None:
         """Stop sending and wait for requests in flight, at most 10 s; then they count as errors."""
         self._send_order(process.HALT)
 
-    def _wait_for_news(self, seconds: float) -> None:
-        all_news = [child.news for child in self._children]
-        for news in multiprocessing.connection.wait(all_news, seconds):
+    def _wait_for_failure(self, seconds: float) -> None:
+        all_failures = [child.failures for child in self._children]
+        for failures in multiprocessing.connection.wait(all_failures, seconds):
             with contextlib.suppress(EOFError, OSError):
-                all_news[all_news.index(news)].recv()  # type: ignore[arg-type]
+                all_failures[all_failures.index(failures)].recv()  # type: ignore[arg-type]
             self._ended = True
 
     def _send_order(self, *order: Any) -> list[Any]:
@@ -104,22 +104,23 @@ class Fleet:
         except (EOFError, OSError) as error:
             self._ended = True
             raise FleetError("a process of the generator has died") from error
-        for fine, answer in answers:
-            if not fine:
-                outside, why = answer
-                raise ConnectionError(why) if outside else FleetError(f"a process of the generator failed: {why}")
+        for succeeded, answer in answers:
+            if not succeeded:
+                is_os_error, reason = answer
+                failure = f"a process of the generator failed: {reason}"
+                raise ConnectionError(reason) if is_os_error else FleetError(failure)
         return [answer for _, answer in answers]
 
     def _answer(self, child: _Child) -> tuple[bool, Any]:
         while True:
             multiprocessing.connection.wait([child.orders])
             with _deferring_interrupts():
-                serial, fine, answer = child.orders.recv()
+                serial, succeeded, answer = child.orders.recv()
                 if isinstance(answer, Window):
                     for name in ARRAYS:
                         setattr(answer, name, np.frombuffer(child.orders.recv_bytes(), np.int64))
             if serial == self._serial:  # others answer calls that were interrupted
-                return fine, answer
+                return succeeded, answer
 
 
 @contextmanager
@@ -155,7 +156,7 @@ def fleet(target: Target, payloads: Payloads, processes: int = 1) -> Iterator[Fl
     finally:
         for child in children:
             child.orders.close()
-            child.news.close()
+            child.failures.close()
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(_END_LIMIT_S)
@@ -165,10 +166,10 @@ def fleet(target: Target, payloads: Payloads, processes: int = 1) -> Iterator[Fl
 
 def _child() -> _Child:
     """Start one, in its own process group, so that a Ctrl-C at the terminal does not reach it."""
-    orders, its_orders = multiprocessing.Pipe()
-    news, its_news = multiprocessing.Pipe(duplex=False)
-    files = (its_orders.fileno(), its_news.fileno())
+    orders, child_orders = multiprocessing.Pipe()
+    failures, child_failures = multiprocessing.Pipe(duplex=False)
+    files = (child_orders.fileno(), child_failures.fileno())
     child = subprocess.Popen([sys.executable, "-c", _CHILD.format(*files)], pass_fds=files, process_group=0)
-    its_orders.close()
-    its_news.close()
-    return _Child(orders, news, child)
+    child_orders.close()
+    child_failures.close()
+    return _Child(orders, failures, child)

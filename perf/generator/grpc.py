@@ -16,16 +16,16 @@ from penstock.server.http2.headers import Fields
 
 from .carriers import Carrier, Slot
 from .connecting import Connecting
-from .grpc_calls import Kept, Unary
+from .grpc_calls import KeptCall, Unary
 from .grpc_status import head_of
 from .http2 import Http2Client
-from .http2_opening import Openings
+from .http2_request_headers import Openings
 from .http2_sending import Owner, Stream
 from .orders import GrpcCall, Target
 
 _SLOTS_EACH = 6
 _OPEN_S = 10.0
-_FRUITLESS = 3
+_MAX_FAILED_CONNECTIONS = 3
 """The number of connections in a row that the server may end before they have carried anything."""
 _CACHED_BYTES = 64 << 20
 
@@ -59,15 +59,15 @@ class Connector:
 
 def _fields(target: Target, call: GrpcCall) -> Fields:
     host = "localhost" if target.host.startswith("/") else f"[{target.host}]" if ":" in target.host else target.host
-    said = [
+    fields = [
         (":method", "POST"), (":scheme", "https" if target.tls else "http"), (":path", call.method),
         (":authority", f"{host}:{target.port}"), ("te", "trailers"), ("content-type", "application/grpc"),
         ("user-agent", "penstock-perf"), ("grpc-accept-encoding", "identity,deflate,gzip"),
     ]  # fmt: skip
     if call.compression != "none":
-        said.append(("grpc-encoding", call.compression))
-    said += [(name.lower(), value) for name, value in call.metadata]
-    return [(name.encode(), value.encode()) for name, value in said]
+        fields.append(("grpc-encoding", call.compression))
+    fields += [(name.lower(), value) for name, value in call.metadata]
+    return [(name.encode(), value.encode()) for name, value in fields]
 
 
 class Compressed:
@@ -79,17 +79,17 @@ class Compressed:
         self._bytes = 0
 
     def __call__(self, request: bytes) -> bytes:
-        found = self._known.get(request)
-        if found is None:
+        cached = self._known.get(request)
+        if cached is None:
             content = compress(request[PREFIX_BYTES:], self._coding, zlib.Z_DEFAULT_COMPRESSION)
             small = len(content) + PREFIX_BYTES < len(request)
-            found = PREFIX.pack(1, len(content)) + content if small else request
-            self._bytes += len(request) + len(found)
+            cached = PREFIX.pack(1, len(content)) + content if small else request
+            self._bytes += len(request) + len(cached)
             if self._bytes > _CACHED_BYTES:
                 self._known.clear()
-                self._bytes = len(request) + len(found)
-            self._known[request] = found
-        return found
+                self._bytes = len(request) + len(cached)
+            self._known[request] = cached
+        return cached
 
 
 class Channel:
@@ -100,15 +100,15 @@ class Channel:
     """
 
     def __init__(
-        self, connector: Connector, lost: Callable[[str], None], encode: Callable[[bytes], bytes] | None
+        self, connector: Connector, on_lost: Callable[[str], None], encode: Callable[[bytes], bytes] | None
     ) -> None:
         self._connector = connector
-        self._lost: Callable[[str], None] | None = lost
+        self._on_lost: Callable[[str], None] | None = on_lost
         self._encode = encode
         self._connection: Http2Client | None = None
         self._waiting: deque[Stream] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._fruitless = 0
+        self._failed_connections = 0
 
     async def connect(self) -> int:
         """Connect. Returns: how many concurrent requests the server accepts. Raises: OSError, ssl.SSLError."""
@@ -120,7 +120,7 @@ class Channel:
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
-        self._lost = None
+        self._on_lost = None
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
@@ -129,27 +129,27 @@ class Channel:
 
     # -- the connection's owner --------------------------------------------------------------------------------
 
-    def left(self, connection: Http2Client, unbegun: Sequence[Stream]) -> None:
+    def on_leaving(self, connection: Http2Client, not_begun: Sequence[Stream]) -> None:
         """Replace a connection that the server wants to end."""
-        self._waiting.extend(unbegun)
+        self._waiting.extend(not_begun)
         if connection is not self._connection:
             if self._waiting:
-                self._go_on()
+                self._resume()
             return
-        barren = connection.barren
+        no_answer_yet = connection.no_answer_yet
         self._connection = None
-        self._fruitless = self._fruitless + 1 if barren else 0
-        if self._fruitless >= _FRUITLESS:
+        self._failed_connections = self._failed_connections + 1 if no_answer_yet else 0
+        if self._failed_connections >= _MAX_FAILED_CONNECTIONS:
             self._end("the server ends every connection as soon as it is made")
         elif self._waiting:
-            self._go_on()
+            self._resume()
 
-    def gone(self, connection: Http2Client, why: str, *, harmed: bool) -> None:
+    def on_connection_end(self, connection: Http2Client, reason: str, *, had_requests: bool) -> None:
         """Handle the end of a connection. One that was idle is reconnected when needed."""
         if connection is self._connection:
             self._connection = None
-            if harmed:
-                self._end(why)
+            if had_requests:
+                self._end(reason)
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -158,13 +158,13 @@ class Channel:
             self._connection.begin(stream)
         else:
             self._waiting.append(stream)
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Begin what is queued, on a connection that may have to be made."""
         while self._waiting and self._connection is not None:
             self._connection.begin(self._waiting.popleft())
-        if self._waiting and self._task is None and self._lost is not None:
+        if self._waiting and self._task is None and self._on_lost is not None:
             self._task = asyncio.get_running_loop().create_task(self._connect_anew())
 
     async def _connect_anew(self) -> None:
@@ -175,16 +175,16 @@ class Channel:
             self._end(str(error) or type(error).__name__)
         else:
             self._task = None
-            self._go_on()
+            self._resume()
 
-    def _end(self, why: str) -> None:
-        lost, self._lost = self._lost, None
-        if lost is not None:
-            lost(why)
+    def _end(self, reason: str) -> None:
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(reason)
         waiting, self._waiting = self._waiting, deque()
         for stream in waiting:
             stream.connection = None
-            stream.lost(why)
+            stream.on_lost(reason)
 
 
 class GrpcOpener:
@@ -207,8 +207,8 @@ class GrpcOpener:
         """How many slots share a channel: six, or fewer if the server accepts fewer requests at once."""
         return self._slots_each
 
-    async def open(self, lost: Callable[[str], None]) -> Carrier:
-        channel = self._kind(self._connector, lost, self._encode)
+    async def open(self, on_lost: Callable[[str], None]) -> Carrier:
+        channel = self._kind(self._connector, on_lost, self._encode)
         self._slots_each = max(min(self._slots_each, await channel.connect()), 1)
         return channel
 
@@ -216,11 +216,11 @@ class GrpcOpener:
 class _Single:
     """The owner of a connection for one call; the call's stream is notified of everything."""
 
-    def left(self, connection: Http2Client, unbegun: Sequence[Stream]) -> None:
-        for stream in unbegun:
-            stream.lost("the server is going away")
+    def on_leaving(self, connection: Http2Client, not_begun: Sequence[Stream]) -> None:
+        for stream in not_begun:
+            stream.on_lost("the server is going away")
 
-    def gone(self, connection: Http2Client, why: str, *, harmed: bool) -> None:
+    def on_connection_end(self, connection: Http2Client, reason: str, *, had_requests: bool) -> None:
         """Do nothing: the stream has been notified."""
 
 
@@ -228,8 +228,8 @@ async def ask(target: Target, call: GrpcCall, message: bytes) -> bytes:
     """Make one call on its own connection. Raises: CallError, OSError, ssl.SSLError."""
     connection = await Connector(target, call).connect(_Single())
     try:
-        kept = Kept(PREFIX.pack(0, len(message)) + message)
-        connection.begin(kept)
-        return await kept.answer
+        call_stream = KeptCall(PREFIX.pack(0, len(message)) + message)
+        connection.begin(call_stream)
+        return await call_stream.answer
     finally:
         connection.close()

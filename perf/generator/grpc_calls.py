@@ -32,46 +32,46 @@ class Unary(Stream):
 
     __slots__ = ("slot",)
 
-    under_way = True
+    in_flight = True
 
     def __init__(self, request: bytes, slot: Slot) -> None:
         super().__init__(request)
         self.slot = slot
 
-    def over(self) -> None:
+    def on_end(self) -> None:
         error = error_in(self.head)
         if not error and self.in_left == MAX_WINDOW:
             error = f"{Status.INTERNAL.name}: the answer has no message"
         self.connection.answers.append((self.slot, error))
 
-    def reset(self, code: int) -> None:
+    def on_reset(self, code: int) -> None:
         self.connection.answers.append((self.slot, reset_error(code)))
 
-    def lost(self, why: str) -> None:
-        tell_lost(self.slot, self.connection, why)
+    def on_lost(self, reason: str) -> None:
+        notify_lost(self.slot, self.connection, reason)
 
 
-def tell_lost(slot: Slot, connection: Any, why: str) -> None:
+def notify_lost(slot: Slot, connection: Any, reason: str) -> None:
     """Notify a slot that its request was lost with the connection. If that was leaving, it is only an error."""
     now_ns = time.monotonic_ns()
     if connection is not None and connection.leaving:
-        slot.answered(now_ns, f"{Status.UNAVAILABLE.name}: {why}")
+        slot.on_answer(now_ns, f"{Status.UNAVAILABLE.name}: {reason}")
     else:
-        slot.lost(now_ns, why)
+        slot.on_lost(now_ns, reason)
 
 
-class Listening(Stream):
+class MessageStream(Stream):
     """A stream whose messages are read."""
 
     __slots__ = ("_incoming",)
 
     listens = True
 
-    def __init__(self, first: bytes) -> None:
-        super().__init__(first)
+    def __init__(self, first_message: bytes) -> None:
+        super().__init__(first_message)
         self._incoming = IncomingMessages(_MOST_BYTES)
 
-    def received(self, payload: bytes) -> None:
+    def on_data(self, payload: bytes) -> None:
         incoming = self._incoming
         try:
             if not incoming.stored_bytes and len(payload) >= PREFIX_BYTES and PREFIX.unpack_from(payload) == (
@@ -80,8 +80,8 @@ class Listening(Stream):
                 self.message(payload[PREFIX_BYTES:])  # the usual case: whole, and alone in its frame
                 return
             incoming.feed(payload)
-            while (found := incoming.next()) is not None:
-                flag, message = found
+            while (framed := incoming.next()) is not None:
+                flag, message = framed
                 self.message(self._plain(message) if flag else message)
         except MessageError as error:
             self.broken(f"{error.status.name}: {error.text}")
@@ -101,12 +101,12 @@ class Listening(Stream):
         raise NotImplementedError
 
 
-class Kept(Listening):
+class KeptCall(MessageStream):
     """One request whose answer is kept: `answer` is its message, CallError, or ConnectionError if none came."""
 
     __slots__ = ("_message", "answer")
 
-    under_way = True
+    in_flight = True
 
     def __init__(self, request: bytes) -> None:
         super().__init__(request)
@@ -119,15 +119,15 @@ class Kept(Listening):
     def broken(self, error: str) -> None:
         self._end(error)
 
-    def over(self) -> None:
+    def on_end(self) -> None:
         self._end(error_in(self.head))
 
-    def reset(self, code: int) -> None:
+    def on_reset(self, code: int) -> None:
         self._end(reset_error(code))
 
-    def lost(self, why: str) -> None:
+    def on_lost(self, reason: str) -> None:
         if not self.answer.done():
-            self.answer.set_exception(ConnectionError(why))
+            self.answer.set_exception(ConnectionError(reason))
 
     def _end(self, error: str) -> None:
         if self.answer.done():

@@ -36,27 +36,27 @@ NOTHING = f"{Status.UNKNOWN.name}: the answer has no status"
 
 def head_of(fields: Fields) -> Head:
     """Make a Head from header fields."""
-    named = dict(fields)
-    status = named.get(b"grpc-status")
+    fields_by_name = dict(fields)
+    status = fields_by_name.get(b"grpc-status")
     if status is not None:
-        return Head("" if status == b"0" else error_of(status, named.get(b"grpc-message", b"")))
-    http = named.get(b":status", b"200")
+        return Head("" if status == b"0" else error_of(status, fields_by_name.get(b"grpc-message", b"")))
+    http = fields_by_name.get(b":status", b"200")
     if http != b"200":
         code = _OF_HTTP.get(int(http), Status.UNKNOWN) if http.isdigit() else Status.UNKNOWN
         return Head(f"{code.name}: HTTP status {http.decode('ascii', 'replace')}")
-    return Head(None, named.get(b"grpc-encoding", b"").decode("ascii", "replace"))
+    return Head(None, fields_by_name.get(b"grpc-encoding", b"").decode("ascii", "replace"))
 
 
 def error_of(status: bytes, message: bytes) -> str:
     """Format a status and its percent-encoded text, such as `UNAVAILABLE: no more`."""
-    known = status.isdigit() and int(status) in set(Status)
-    name = Status(int(status)).name if known else f"status {status.decode('ascii', 'replace')}"
+    is_known = status.isdigit() and int(status) in set(Status)
+    name = Status(int(status)).name if is_known else f"status {status.decode('ascii', 'replace')}"
     text = unquote_to_bytes(message).decode("utf-8", "replace")[:_ERROR_CHARACTERS]
     return f"{name}: {text}" if text else name
 
 
 def reset_error(code: int) -> str:
     """Describe the meaning of a stream reset."""
-    known = code in set(ErrorCode)
-    status = _OF_RESET.get(ErrorCode(code), Status.INTERNAL) if known else Status.UNKNOWN
-    return f"{status.name}: the server reset the stream ({ErrorCode(code).name if known else code})"
+    is_known = code in set(ErrorCode)
+    status = _OF_RESET.get(ErrorCode(code), Status.INTERNAL) if is_known else Status.UNKNOWN
+    return f"{status.name}: the server reset the stream ({ErrorCode(code).name if is_known else code})"

@@ -18,7 +18,7 @@ from penstock.server.protobuf import service_pb2
 
 from .carriers import Slot
 from .grpc import Channel, Connector
-from .grpc_calls import Listening, error_in, tell_lost
+from .grpc_calls import MessageStream, error_in, notify_lost
 from .grpc_status import reset_error
 from .http2 import Http2Client
 from .http2_sending import Stream
@@ -26,21 +26,21 @@ from .http2_sending import Stream
 _ERROR_CHARACTERS = 200
 
 
-class Conversation(Listening):
+class Conversation(MessageStream):
     """A ModelStreamInfer with one request in flight at a time, whose answers end with the final one.
 
     The parameter `triton_final_response` marks the final answer; if it is absent, each answer is final. `alive`:
     whether the next request may be sent here. Between two requests, it is in `idle`.
     """
 
-    __slots__ = ("_earlier_ns", "_error", "_idle", "_parse", "_responses", "alive", "slot", "under_way")
+    __slots__ = ("_earlier_ns", "_error", "_idle", "_parse", "_responses", "alive", "in_flight", "slot")
 
     whole = 0
 
     def __init__(self, request: bytes, slot: Slot, idle: list[Conversation], parse: Callable[[bytes], Any]) -> None:
         super().__init__(request)
         self.slot = slot
-        self.under_way = True
+        self.in_flight = True
         self.alive = True
         self._idle = idle
         self._error = ""
@@ -51,8 +51,8 @@ class Conversation(Listening):
     def next(self, request: bytes, slot: Slot) -> None:
         """Send the next request."""
         self.slot = slot
-        self.under_way = True
-        self.connection.go_on(self, request)
+        self.in_flight = True
+        self.connection.resume(self, request)
 
     def end(self) -> None:
         """End this side of the stream."""
@@ -71,18 +71,18 @@ class Conversation(Listening):
         parameters = response.infer_response.parameters
         self._responses += bool(response.infer_response.outputs)
         if "triton_final_response" not in parameters or parameters["triton_final_response"].bool_param:
-            self._answered(self._error)
+            self._answer_slot(self._error)
         else:
             self._earlier_ns.append(time.monotonic_ns())
 
-    def _answered(self, error: str) -> None:
+    def _answer_slot(self, error: str) -> None:
         self._error = ""
         earlier_ns, self._earlier_ns = self._earlier_ns, []
         responses, self._responses = self._responses, 0
-        if self.under_way:
-            self.under_way = False
+        if self.in_flight:
+            self.in_flight = False
             if not error:
-                self.slot.responded(earlier_ns, responses)
+                self.slot.on_responses(earlier_ns, responses)
             self.connection.answers.append((self.slot, error))
             if self.connection.leaving:
                 self.end()
@@ -93,20 +93,22 @@ class Conversation(Listening):
         self.alive = False
         if self.stream_id in self.connection.streams:
             self.connection.forget(self)
-        self._answered(error)
+        self._answer_slot(error)
 
-    def over(self) -> None:
+    def on_end(self) -> None:
         self.alive = False
-        self._answered(error_in(self.head) or f"{Status.UNKNOWN.name}: the server ended the stream before its answer")
+        self._answer_slot(
+            error_in(self.head) or f"{Status.UNKNOWN.name}: the server ended the stream before its answer"
+        )
 
-    def reset(self, code: int) -> None:
+    def on_reset(self, code: int) -> None:
         self.alive = False
-        self._answered(reset_error(code))
+        self._answer_slot(reset_error(code))
 
-    def lost(self, why: str) -> None:
+    def on_lost(self, reason: str) -> None:
         self.alive = False
-        if self.under_way:
-            tell_lost(self.slot, self.connection, why)
+        if self.in_flight:
+            notify_lost(self.slot, self.connection, reason)
 
 
 class StreamingChannel(Channel):
@@ -116,9 +118,9 @@ class StreamingChannel(Channel):
     """
 
     def __init__(
-        self, connector: Connector, lost: Callable[[str], None], encode: Callable[[bytes], bytes] | None
+        self, connector: Connector, on_lost: Callable[[str], None], encode: Callable[[bytes], bytes] | None
     ) -> None:
-        super().__init__(connector, lost, encode)
+        super().__init__(connector, on_lost, encode)
         self._idle: list[Conversation] = []
         # Imported here, not by the first request: it takes 10 ms, in which no other would be sent.
         self._parse = service_pb2().ModelStreamInferResponse.FromString
@@ -136,13 +138,13 @@ class StreamingChannel(Channel):
             error = (
                 f"{Status.RESOURCE_EXHAUSTED.name}: the server allows {connection.most_streams} streams a connection"
             )
-            asyncio.get_running_loop().call_soon(slot.answered, time.monotonic_ns(), error)
+            asyncio.get_running_loop().call_soon(slot.on_answer, time.monotonic_ns(), error)
         else:
             self._begin(Conversation(request, slot, self._idle, self._parse))
 
-    def left(self, connection: Http2Client, unbegun: Sequence[Stream]) -> None:
+    def on_leaving(self, connection: Http2Client, not_begun: Sequence[Stream]) -> None:
         if connection is self._connection:
             for conversation in self._idle:
                 conversation.end()
             self._idle.clear()
-        super().left(connection, unbegun)
+        super().on_leaving(connection, not_begun)

@@ -51,7 +51,7 @@ from penstock.server.http2.frames import (
 from penstock.server.http2.headers import Fields, HeaderDecoder
 
 from .carriers import Slot
-from .http2_opening import Openings
+from .http2_request_headers import Openings
 from .http2_sending import Owner, Sending, Stream
 
 _MAX_HEADER_BYTES = 64 << 10
@@ -75,7 +75,7 @@ class Http2Client(Sending):
         self._resolve = resolve
         self._headers: HeaderDecoder[Any] = HeaderDecoder(_MAX_HEADER_BYTES)
         self._window_left = DEFAULT_WINDOW
-        self._why = ""
+        self._reason = ""
 
     # -- the transport -----------------------------------------------------------------------------------------
 
@@ -99,33 +99,33 @@ class Http2Client(Sending):
         self.dirty = True
         fault = None
         try:
-            at = self._take_frames(data)
-            if at < len(data):
-                self._partial = data[at:]
+            position = self._take_frames(data)
+            if position < len(data):
+                self._partial = data[position:]
         except Http2Error as error:
             fault = error
         if self.answers:
             answers, self.answers = self.answers, []
             for slot, text in answers:
-                slot.answered(now_ns, text)
+                slot.on_answer(now_ns, text)
         if fault is not None:
             self._fail(fault)
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        why = self._why or (str(error) if error else "the server closed the connection")
+        reason = self._reason or (str(error) if error else "the server closed the connection")
         self.transport = None
         if not self.ready.done():
-            self.ready.set_exception(ConnectionError(why))
+            self.ready.set_exception(ConnectionError(reason))
             self.ready.exception()  # whoever opened it may have gone
         streams = [*self.streams.values(), *self.waiting]
         self.streams.clear()
         self.waiting.clear()
         owner, self.owner = self.owner, None
         if owner is not None:
-            owner.gone(self, why, harmed=any(stream.under_way for stream in streams))
+            owner.on_connection_end(self, reason, had_requests=any(stream.in_flight for stream in streams))
             for stream in streams:
-                stream.lost(why)
+                stream.on_lost(reason)
 
     def close(self) -> None:
         """Close the connection without notifying anyone."""
@@ -134,7 +134,7 @@ class Http2Client(Sending):
             self.transport.abort()
 
     def _fail(self, fault: Http2Error) -> None:
-        self._why = fault.text if self.ready.done() else f"{_FOREIGN} ({fault.text})"
+        self._reason = fault.text if self.ready.done() else f"{_FOREIGN} ({fault.text})"
         self.out.append(goaway(0, fault.code, fault.text))
         super().flush()
         self.transport.close()
@@ -151,39 +151,39 @@ class Http2Client(Sending):
 
     def _take_frames(self, data: bytes) -> int:
         """Process every whole frame. Returns: where the rest begins."""
-        at, size = 0, len(data)
+        position, size = 0, len(data)
         streams, headers = self.streams, self._headers
-        known = headers.cached
-        while size - at >= FRAME_HEADER_BYTES:
-            word, flags, stream_id = FRAME_HEADER.unpack_from(data, at)
-            start = at + FRAME_HEADER_BYTES
-            end = start + (word >> 8)
-            if word >> 8 > MIN_FRAME_BYTES:
-                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {word >> 8} bytes")
+        cached_headers = headers.cached
+        while size - position >= FRAME_HEADER_BYTES:
+            size_and_type, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
+            start = position + FRAME_HEADER_BYTES
+            end = start + (size_and_type >> 8)
+            if size_and_type >> 8 > MIN_FRAME_BYTES:
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size_and_type >> 8} bytes")
             if end > size:
                 break
-            at = end
-            kind = word & 0xFF
+            position = end
+            kind = size_and_type & 0xFF
             if headers.block is not None or stream_id not in streams:
                 self._frame(kind, flags, stream_id & MAX_WINDOW, data[start:end])
             elif kind == HEADERS and flags | END_STREAM == END_HEADERS | END_STREAM:
-                head = known.get(data[start:end])
+                head = cached_headers.get(data[start:end])
                 stream = streams[stream_id]
                 stream.head = headers.decode(data[start:end], self._resolve) if head is None else head
                 if flags & END_STREAM:
                     self.forget(stream)
-                    stream.over()
+                    stream.on_end()
             elif kind == DATA and not flags:
                 stream = streams[stream_id]
                 stream.in_left -= end - start
                 self._window_left -= end - start
                 if stream.listens:
-                    stream.received(data[start:end])
+                    stream.on_data(data[start:end])
                 if stream.in_left < _WINDOW_LOW or self._window_left < _WINDOW_LOW:
                     self._refill(stream)
             else:
                 self._frame(kind, flags, stream_id, data[start:end])
-        return at
+        return position
 
     def _refill(self, stream: Stream | None = None) -> None:
         """Refill the windows that the peer has used."""
@@ -224,11 +224,11 @@ class Http2Client(Sending):
         if flags & PADDED:
             payload = unpadded(payload)
         if stream is not None and stream.listens and payload:
-            stream.received(payload)
+            stream.on_data(payload)
         self._refill(stream)
         if stream is not None and flags & END_STREAM:
             self.forget(stream)
-            stream.over()
+            stream.on_end()
 
     def _take_block(self, block: bytes | None) -> None:
         """Process a whole header block. It is always decoded, since the header table depends on it."""
@@ -242,7 +242,7 @@ class Http2Client(Sending):
             stream.head = head
             if headers.end_stream:
                 self.forget(stream)
-                stream.over()
+                stream.on_end()
 
     def _take_settings(self, flags: int, payload: bytes) -> None:
         if flags & ACK:
@@ -264,7 +264,7 @@ class Http2Client(Sending):
         elif name == MAX_CONCURRENT_STREAMS:
             self.most_streams = value
         elif name == HEADER_TABLE_SIZE and value < DEFAULT_TABLE_BYTES:
-            self.forget_table()
+            self.forget_header_table()
 
     def _steer(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Process PING, WINDOW_UPDATE, RST_STREAM or GOAWAY. Raises: Http2Error."""
@@ -275,14 +275,14 @@ class Http2Client(Sending):
                 self.write(frame(PING, ACK, 0, payload))
         elif kind == GOAWAY:
             if code := read_word(payload, 4):
-                self._why = f"GOAWAY {_named(code)} {payload[8:].decode('utf-8', 'replace')}".rstrip()
+                self._reason = f"GOAWAY {_named(code)} {payload[8:].decode('utf-8', 'replace')}".rstrip()
             self.leave(read_word(payload))
         elif kind == WINDOW_UPDATE:
             self._widen(self.streams.get(stream_id), stream_id, read_word(payload))
         elif (stream := self.streams.get(stream_id)) is not None:
             self.drop(stream)
             self.forget(stream)
-            stream.reset(read_word(payload))
+            stream.on_reset(read_word(payload))
 
     def _widen(self, stream: Stream | None, stream_id: int, increment: int) -> None:
         if not stream_id:

@@ -22,7 +22,7 @@ from penstock.server.http2.frames import (
     reset,
 )
 
-from .http2_opening import Openings
+from .http2_request_headers import Openings
 
 _TURN_BYTES = 1 << 18
 """How much is assembled for one write while more waits. Above it, the transport decides whether the peer keeps up."""
@@ -42,12 +42,12 @@ class Stream:
     whole = END_STREAM
     """Flags of the DATA frame that ends `first`: END_STREAM if nothing follows it."""
     listens = False
-    """Whether `received` is called with the content of DATA frames."""
-    under_way: bool
+    """Whether `on_data` is called with the content of DATA frames."""
+    in_flight: bool
     """Whether an answer is awaited."""
 
-    def __init__(self, first: bytes) -> None:
-        self.first = first
+    def __init__(self, first_payload: bytes) -> None:
+        self.first = first_payload
         self.connection: Any = None
         self.stream_id = 0
         self.credit = 0
@@ -57,18 +57,18 @@ class Stream:
         self.ended_here = 0
         self.head: Any = None
 
-    def received(self, payload: bytes) -> None:
+    def on_data(self, payload: bytes) -> None:
         """Handle the content of a DATA frame."""
 
-    def over(self) -> None:
+    def on_end(self) -> None:
         """Handle the end of the stream by the peer, with `head`, or None if the peer sent none."""
         raise NotImplementedError
 
-    def reset(self, code: int) -> None:
+    def on_reset(self, code: int) -> None:
         """Handle a reset of the stream by the peer."""
         raise NotImplementedError
 
-    def lost(self, why: str) -> None:
+    def on_lost(self, reason: str) -> None:
         """Handle the end of the connection before that of the stream."""
         raise NotImplementedError
 
@@ -76,11 +76,11 @@ class Stream:
 class Owner(Protocol):
     """The owner of a connection."""
 
-    def left(self, connection: Any, unbegun: Sequence[Stream]) -> None:
+    def on_leaving(self, connection: Any, not_begun: Sequence[Stream]) -> None:
         """Take back the streams that the server has not begun. The connection accepts no more, finishing the others."""
 
-    def gone(self, connection: Any, why: str, *, harmed: bool) -> None:
-        """Handle the end of the connection. `harmed`: while requests were in flight. The streams are notified next."""
+    def on_connection_end(self, connection: Any, reason: str, *, had_requests: bool) -> None:
+        """Handle the end of the connection, before the streams. `had_requests`: while requests were in flight."""
 
 
 class Sending(asyncio.Protocol):
@@ -88,7 +88,7 @@ class Sending(asyncio.Protocol):
 
     Invariants: `quick_bytes` is the largest payload that may go straight to `out`: 0 while anything is blocked,
     otherwise the peer's largest frame or a new stream's window. A stream with `unsent` is in `blocked`. `leaving`: no
-    more streams are opened; `barren`: the peer had begun none of them by then.
+    more streams are opened; `no_answer_yet`: the peer had begun none of them by then.
     """
 
     def __init__(self, openings: Openings, owner: Owner) -> None:
@@ -99,7 +99,7 @@ class Sending(asyncio.Protocol):
         self.most_streams = MAX_WINDOW
         self.next_id = 1
         self.leaving = False
-        self.barren = False
+        self.no_answer_yet = False
         self.peer_window = DEFAULT_WINDOW
         self.peer_frame = MIN_FRAME_BYTES
         self.out: list[bytes | memoryview] = []
@@ -111,7 +111,7 @@ class Sending(asyncio.Protocol):
         self._openings = openings
         self._opening, self._then = openings.first, openings.rest
 
-    def forget_table(self) -> None:
+    def forget_header_table(self) -> None:
         """Stop using the peer's header table, which has become smaller."""
         if self._then is not self._openings.plain:
             self._opening, self._then = self._openings.shrunk, self._openings.plain
@@ -145,7 +145,7 @@ class Sending(asyncio.Protocol):
         if not self.dirty:
             self.mark()
 
-    def go_on(self, stream: Stream, payload: bytes, flags: int = 0) -> None:
+    def resume(self, stream: Stream, payload: bytes, flags: int = 0) -> None:
         """Send more on an open stream."""
         size = len(payload)
         if size <= self.quick_bytes and size <= self.out_window and size <= self.peer_window + stream.credit:
@@ -182,20 +182,20 @@ class Sending(asyncio.Protocol):
         if stream.unsent is not None:
             stream.unsent = None
             del self.blocked[stream.stream_id]
-            self._requicken()
+            self._update_quick_bytes()
 
     def leave(self, last_id: int = MAX_WINDOW) -> None:
         """Open no more streams, and return those that the peer has not begun: beyond `last_id`, or not yet sent."""
-        unbegun = [self.streams.pop(each) for each in sorted(self.streams) if each > last_id]
-        self.barren = self.next_id <= 1 + 2 * len(unbegun)
-        for stream in unbegun:
+        not_begun = [self.streams.pop(each) for each in sorted(self.streams) if each > last_id]
+        self.no_answer_yet = self.next_id <= 1 + 2 * len(not_begun)
+        for stream in not_begun:
             self.drop(stream)
             stream.in_left, stream.head = MAX_WINDOW, None
-        unbegun += self.waiting
+        not_begun += self.waiting
         self.waiting.clear()
         self.leaving = True
         if self.owner is not None:
-            self.owner.left(self, unbegun)
+            self.owner.on_leaving(self, not_begun)
 
     # -- what waits --------------------------------------------------------------------------------------------
 
@@ -212,15 +212,15 @@ class Sending(asyncio.Protocol):
         In turns, a thousand requests of 600 kB would all end when the last byte has arrived, and none before.
         """
         while self.blocked and not self.paused:
-            moved = 0
+            sent_bytes = 0
             for stream in list(self.blocked.values()):
-                moved += self._send_some(stream)
-                if moved >= _TURN_BYTES:
+                sent_bytes += self._send_some(stream)
+                if sent_bytes >= _TURN_BYTES:
                     break
-            if moved < _TURN_BYTES:
+            if sent_bytes < _TURN_BYTES:
                 break
             self.flush()
-        self._requicken()
+        self._update_quick_bytes()
         if self.out and not self.dirty:
             self.mark()
 
@@ -230,24 +230,24 @@ class Sending(asyncio.Protocol):
         if unsent is None:
             return 0
         window = max(min(self.out_window, self.peer_window + stream.credit, _TURN_BYTES), 0)
-        moved = 0
-        while moved < window and moved < len(unsent):
-            size = min(window - moved, len(unsent) - moved, self.peer_frame)
-            last = moved + size == len(unsent)
+        sent_bytes = 0
+        while sent_bytes < window and sent_bytes < len(unsent):
+            size = min(window - sent_bytes, len(unsent) - sent_bytes, self.peer_frame)
+            last = sent_bytes + size == len(unsent)
             self.out.append(FRAME_HEADER.pack(size << 8 | DATA, stream.ending if last else 0, stream.stream_id))
-            self.out.append(unsent[moved : moved + size])
-            moved += size
-        self.out_window -= moved
-        stream.credit -= moved
-        if moved < len(unsent):
-            stream.unsent = unsent[moved:]
+            self.out.append(unsent[sent_bytes : sent_bytes + size])
+            sent_bytes += size
+        self.out_window -= sent_bytes
+        stream.credit -= sent_bytes
+        if sent_bytes < len(unsent):
+            stream.unsent = unsent[sent_bytes:]
         else:
             del self.blocked[stream.stream_id]
             stream.unsent = None
             stream.ended_here = stream.ending
-        return moved
+        return sent_bytes
 
-    def _requicken(self) -> None:
+    def _update_quick_bytes(self) -> None:
         self.quick_bytes = 0 if self.paused or self.blocked else min(self.peer_frame, self.peer_window)
 
     # -- the transport -----------------------------------------------------------------------------------------

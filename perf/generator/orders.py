@@ -14,7 +14,7 @@ import numpy as np
 
 Times = np.ndarray[tuple[int], np.dtype[np.int64]]
 NO_TIMES: Times = np.empty(0, np.int64)
-ARRAYS = ("starts_ns", "ends_ns", "late_ns", "earlier", "earlier_ns")
+ARRAYS = ("starts_ns", "ends_ns", "late_ns", "earlier_counts", "earlier_ns")
 """A window's fields that are sent as raw memory."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The path of the RPC for inference."""
@@ -130,11 +130,10 @@ class Window:
 
     `start_ns`: when it was due (open loop) or sent (closed loop); `end_ns`: when its answer arrived, ascending in each
     process; `late_ns`: its lateness in sending, empty in a closed loop. `errors`: the number of other endings, by text;
-    `lost`: why the load could not continue, empty while it does, and `lost_ns` since when.
-    Streams: `responses`: the number of non-empty responses of all requests; `earlier`: of each request, the number of
-    responses before its last, empty or not; `earlier_ns`: their times, request by request.
-    Open loop: `waited`: how many were sent late because no connection was free; `behind_ns`: for how long the next one
-    had been due at the mark.
+    `failure`: why the load could not continue, empty while it does, and `failed_ns` since when. Streams: `responses`:
+    the number of non-empty responses of all requests; `earlier_counts`: of each request, the number of responses before
+    its last, empty or not; `earlier_ns`: their times, request by request. Open loop: `waited_for_connection`: how many
+    were sent late because no connection was free; `behind_ns`: for how long the next one had been due at the mark.
     Units: `cpu_s` of the generator, `in_flight` requests at the mark.
     """
 
@@ -144,14 +143,14 @@ class Window:
     ends_ns: Times = field(default_factory=lambda: NO_TIMES)
     late_ns: Times = field(default_factory=lambda: NO_TIMES)
     errors: Counter[str] = field(default_factory=Counter)
-    lost: str = ""
+    failure: str = ""
     cpu_s: float = 0.0
     in_flight: int = 0
-    lost_ns: int = 0
-    waited: int = 0
+    failed_ns: int = 0
+    waited_for_connection: int = 0
     behind_ns: int = 0
     responses: int = 0
-    earlier: Times = field(default_factory=lambda: NO_TIMES)
+    earlier_counts: Times = field(default_factory=lambda: NO_TIMES)
     earlier_ns: Times = field(default_factory=lambda: NO_TIMES)
 
     @property
@@ -172,13 +171,13 @@ class Window:
             ends_ns=np.concatenate((self.ends_ns, other.ends_ns)),
             late_ns=np.concatenate((self.late_ns, other.late_ns)),
             errors=self.errors + other.errors,
-            lost=self.lost or other.lost,
+            failure=self.failure or other.failure,
             cpu_s=self.cpu_s + other.cpu_s,
             in_flight=self.in_flight + other.in_flight,
-            lost_ns=min(self.lost_ns or other.lost_ns, other.lost_ns or self.lost_ns),
-            waited=self.waited + other.waited,
+            failed_ns=min(self.failed_ns or other.failed_ns, other.failed_ns or self.failed_ns),
+            waited_for_connection=self.waited_for_connection + other.waited_for_connection,
             behind_ns=max(self.behind_ns, other.behind_ns),
             responses=self.responses + other.responses,
-            earlier=np.concatenate((self.earlier, other.earlier)),
+            earlier_counts=np.concatenate((self.earlier_counts, other.earlier_counts)),
             earlier_ns=np.concatenate((self.earlier_ns, other.earlier_ns)),
         )

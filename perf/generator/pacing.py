@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from .carriers import Carrier
 from .orders import Load, Part, Payloads
+from .reconnecting import Reconnector
 from .recording import Recorder
-from .reopening import Reconnector
 
 HALT_LIMIT_S = 10.0
 """The longest wait for requests in flight when a load halts."""
@@ -44,7 +44,7 @@ class Pacing(Protocol):
     async def halt(self) -> None:
         """Stop sending, and wait for requests in flight, for a limited time; then end open sequences."""
 
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Return how many requests have no answer yet."""
         ...
 
@@ -59,12 +59,12 @@ class Pacing(Protocol):
 class TimedSlot:
     """A slot of an open loop: its request is timed from when it was due. `ended` is called at each end."""
 
-    __slots__ = ("_due_ns", "_ended", "_late_ns", "_recorder", "carrier")
+    __slots__ = ("_due_ns", "_late_ns", "_on_end", "_recorder", "carrier")
 
-    def __init__(self, recorder: Recorder, ended: Callable[[Any], None]) -> None:
+    def __init__(self, recorder: Recorder, on_end: Callable[[Any], None]) -> None:
         self.carrier: Carrier
         self._recorder = recorder
-        self._ended = ended
+        self._on_end = on_end
         self._due_ns = self._late_ns = 0
 
     def send(self, request: bytes, due_ns: int) -> None:
@@ -72,10 +72,10 @@ class TimedSlot:
         self._late_ns = time.monotonic_ns() - due_ns
         self.carrier.send(request, self)
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
-        self._recorder.responded(earlier_ns, count)
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
+        self._recorder.on_responses(earlier_ns, count)
 
-    def answered(self, now_ns: int, error: str) -> None:
+    def on_answer(self, now_ns: int, error: str) -> None:
         recorder = self._recorder
         recorder.last_answer_ns = now_ns
         if error:
@@ -84,27 +84,27 @@ class TimedSlot:
             recorder.starts.append(self._due_ns)
             recorder.ends.append(now_ns)
             recorder.late.append(self._late_ns)
-        self._ended(self)
+        self._on_end(self)
 
-    def lost(self, now_ns: int, why: str) -> None:
-        self._recorder.fail(f"connection lost: {why}")
-        self._ended(self)
+    def on_lost(self, now_ns: int, reason: str) -> None:
+        self._recorder.fail(f"connection lost: {reason}")
+        self._on_end(self)
 
 
 class EndingSlot:
     """A slot for the request that ends a sequence; it records nothing."""
 
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
         pass
 
-    def answered(self, now_ns: int, error: str) -> None:
-        self._ended()
+    def on_answer(self, now_ns: int, error: str) -> None:
+        self._on_end()
 
-    def lost(self, now_ns: int, why: str) -> None:
-        self._ended()
+    def on_lost(self, now_ns: int, reason: str) -> None:
+        self._on_end()
 
 
 class IdleEvent:
@@ -116,10 +116,10 @@ class IdleEvent:
     def set(self) -> None:
         self._event.set()
 
-    async def wait(self, under_way: Callable[[], int], seconds: float) -> bool:
+    async def wait(self, in_flight: Callable[[], int], seconds: float) -> bool:
         """Wait up to `seconds`. Returns: whether nothing is in flight any more."""
         self._event.clear()
-        if under_way():
+        if in_flight():
             try:
                 await asyncio.wait_for(self._event.wait(), seconds)
             except TimeoutError:

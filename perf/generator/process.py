@@ -16,14 +16,14 @@ from typing import Any
 import uvloop
 
 from .carriers import Opener
-from .closed import ClosedLoop
+from .closed_loop import ClosedLoop
 from .http import HttpOpener
-from .open import OpenLoop
+from .open_loop import OpenLoop
 from .orders import ARRAYS, NO_TIMES, Load, Part, Payloads, Target, Window
 from .pacing import LoadContext, Pacing
+from .reconnecting import Reconnector
 from .recording import Recorder
-from .reopening import Reconnector
-from .serial import SerialLoop
+from .serial_loop import SerialLoop
 
 READY, START, TAKE, COUNT, HALT = "ready", "start", "take", "count", "halt"
 """Prepare a load; begin it; return the Window since the last mark; count what ended since then; stop sending."""
@@ -32,24 +32,24 @@ READY, START, TAKE, COUNT, HALT = "ready", "start", "take", "count", "halt"
 class _Process:
     """Carries out orders, possibly concurrently: a load may be read while it is being halted."""
 
-    def __init__(self, orders: Connection, news: Connection, words: tuple[Target, Payloads, Part]) -> None:
-        target, payloads, part = words
+    def __init__(self, orders: Connection, failures: Connection, setup: tuple[Target, Payloads, Part]) -> None:
+        target, payloads, part = setup
         self._orders = orders
-        self._news = news
+        self._failures = failures
         self._recorder = Recorder(self._on_failure)
-        self._means = LoadContext(Reconnector(opener(target), self._recorder), payloads, self._recorder, part)
-        self._pacing: Pacing = ClosedLoop(self._means)
+        self._context = LoadContext(Reconnector(opener(target), self._recorder), payloads, self._recorder, part)
+        self._pacing: Pacing = ClosedLoop(self._context)
         self._writer = ThreadPoolExecutor(1)  # sends a large window while the loop runs on
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
 
     def on_order(self) -> None:
         try:
-            serial, word, *words = self._orders.recv()
+            serial, order, *arguments = self._orders.recv()
         except (EOFError, OSError):  # the parent has ended or was killed
             self.ended.set()
             return
-        task = asyncio.ensure_future(self._carry_out(serial, word, *words))
+        task = asyncio.ensure_future(self._carry_out(serial, order, *arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -58,32 +58,32 @@ class _Process:
         loop.default_exception_handler(context)
         self._recorder.abort(f"the generator failed: {context.get('exception') or context.get('message')}")
 
-    async def _carry_out(self, serial: int, word: str, *words: Any) -> None:
+    async def _carry_out(self, serial: int, order: str, *arguments: Any) -> None:
         try:
-            fine, answer = True, await getattr(self, f"_{word}")(*words)
+            succeeded, answer = True, await getattr(self, f"_{order}")(*arguments)
         except Exception as error:  # noqa: BLE001 (it is the parent that raises it)
-            fine, answer = False, (isinstance(error, OSError | ValueError), f"{error}" or type(error).__name__)
-        self._writer.submit(self._reply, serial, fine, answer)
+            succeeded, answer = False, (isinstance(error, OSError | ValueError), f"{error}" or type(error).__name__)
+        self._writer.submit(self._reply, serial, succeeded, answer)
 
-    def _reply(self, serial: int, fine: bool, answer: Any) -> None:
+    def _reply(self, serial: int, succeeded: bool, answer: Any) -> None:
         """Send an answer. A Window's times follow it as raw memory."""
         with contextlib.suppress(OSError):  # the parent has ended
             if not isinstance(answer, Window):
-                self._orders.send((serial, fine, answer))
+                self._orders.send((serial, succeeded, answer))
                 return
             times = [getattr(answer, name) for name in ARRAYS]
             for name in ARRAYS:
                 setattr(answer, name, NO_TIMES)
-            self._orders.send((serial, fine, answer))
+            self._orders.send((serial, succeeded, answer))
             for each in times:
                 self._orders.send_bytes(each.data.cast("B") if len(each) else b"")
 
     async def _ready(self, load: Load) -> None:
-        wanted = ClosedLoop if not load.open else SerialLoop if load.sequences else OpenLoop
-        if type(self._pacing) is not wanted:
+        pacing_type = ClosedLoop if not load.open else SerialLoop if load.sequences else OpenLoop
+        if type(self._pacing) is not pacing_type:
             await self._pacing.halt()
             self._pacing.close()
-            self._pacing = wanted(self._means)
+            self._pacing = pacing_type(self._context)
         self._recorder.reset()
         await self._pacing.ready(load)
 
@@ -91,7 +91,7 @@ class _Process:
         self._pacing.start(start_ns)
 
     async def _take(self) -> Window:
-        return self._recorder.take(self._pacing.under_way(), self._pacing.behind_ns())
+        return self._recorder.take(self._pacing.in_flight(), self._pacing.behind_ns())
 
     async def _count(self) -> int:
         return self._recorder.ended
@@ -100,10 +100,10 @@ class _Process:
         await self._pacing.halt()
         gc.collect()
 
-    def _on_failure(self, why: str) -> None:
+    def _on_failure(self, reason: str) -> None:
         self._pacing.stop()
         with contextlib.suppress(OSError):
-            self._news.send(why)
+            self._failures.send(reason)
 
 
 def opener(target: Target) -> Opener:
@@ -115,20 +115,20 @@ def opener(target: Target) -> Opener:
     return GrpcOpener(target)
 
 
-def main(orders: int, news: int) -> None:
-    """Serve the pipe until it ends. `orders`, `news`: file descriptors opened by `fleet.py`."""
+def main(orders: int, failures: int) -> None:
+    """Serve the pipe until it ends. `orders`, `failures`: file descriptors opened by `fleet.py`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     gc.disable()
     with contextlib.suppress(EOFError, KeyboardInterrupt):
-        uvloop.run(_serve(Connection(orders), Connection(news, readable=False)))
+        uvloop.run(_serve(Connection(orders), Connection(failures, readable=False)))
 
 
-async def _serve(orders: Connection, news: Connection) -> None:
+async def _serve(orders: Connection, failures: Connection) -> None:
     sys.path[:] = orders.recv()
-    process = _Process(orders, news, orders.recv())
+    process = _Process(orders, failures, orders.recv())
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(process.on_loop_error)
     loop.add_reader(orders.fileno(), process.on_order)

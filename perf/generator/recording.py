@@ -26,11 +26,11 @@ class Recorder:
         self.starts = array("q")
         self.ends = array("q")
         self.late = array("q")
-        self.earlier = array("q")
+        self.earlier_counts = array("q")
         self.earlier_ns = array("q")
         self.responses = 0
         self.errors: Counter[str] = Counter()
-        self.waited = 0
+        self.waited_for_connection = 0
         self.last_answer_ns = 0
         self.failure = ""
         self._failed_ns = 0
@@ -38,25 +38,25 @@ class Recorder:
         self._begin_ns = time.monotonic_ns()
         self._cpu_s = time.process_time()
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
         """Record the responses of the next good end."""
         self.responses += count
-        self.earlier.append(len(earlier_ns))
+        self.earlier_counts.append(len(earlier_ns))
         self.earlier_ns.extend(earlier_ns)
 
     def fail(self, error: str) -> None:
         """Count a failed request. Kinds of errors beyond the first hundred are counted as one."""
-        known = error in self.errors or len(self.errors) < _MAX_KINDS
-        self.errors[error if known else _OTHERS] += 1
+        is_counted_alone = error in self.errors or len(self.errors) < _MAX_KINDS
+        self.errors[error if is_counted_alone else _OTHERS] += 1
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Record that the load cannot continue."""
         if not self.failure:
-            self.failure, self._failed_ns = why, time.monotonic_ns()
-            self.on_failure(why)
+            self.failure, self._failed_ns = reason, time.monotonic_ns()
+            self.on_failure(reason)
 
     def reset(self) -> None:
-        """Reset `lost` for another load."""
+        """Reset `failure` for another load."""
         self.failure, self._failed_ns = "", 0
 
     @property
@@ -74,19 +74,19 @@ class Recorder:
             ends_ns=_times(self.ends),
             late_ns=_times(self.late),
             errors=self.errors,
-            lost=self.failure,
+            failure=self.failure,
             cpu_s=cpu_s - self._cpu_s,
             in_flight=in_flight,
-            lost_ns=self._failed_ns,
-            waited=self.waited,
+            failed_ns=self._failed_ns,
+            waited_for_connection=self.waited_for_connection,
             behind_ns=behind_ns,
             responses=self.responses,
-            earlier=_times(self.earlier),
+            earlier_counts=_times(self.earlier_counts),
             earlier_ns=_times(self.earlier_ns),
         )
         self.starts, self.ends, self.late = array("q"), array("q"), array("q")
-        self.earlier, self.earlier_ns, self.responses = array("q"), array("q"), 0
-        self.errors, self.waited, self._begin_ns, self._cpu_s = Counter(), 0, now_ns, cpu_s
+        self.earlier_counts, self.earlier_ns, self.responses = array("q"), array("q"), 0
+        self.errors, self.waited_for_connection, self._begin_ns, self._cpu_s = Counter(), 0, now_ns, cpu_s
         return window
 
 

@@ -26,7 +26,7 @@ from penstock.batching.loading.completion import complete
 
 from .context import KINDS, CheckContext
 from .correct import TOLERANCE, max_error, on_cpu
-from .engines import LoadOptions, spec_of
+from .engine_driver import LoadOptions, spec_of
 from .models import FP16, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_least, at_most, failed
 
@@ -44,35 +44,37 @@ def report(context: CheckContext) -> Iterator[Row]:
         graphs = {"penstock.gpu_graphs": "1", "penstock.rows": f"{ROWS},{LARGE[kind]}"}
         for name, options in ((", graphs", graphs), ("", NO_GRAPHS))[0 if context.on_gpu else 1 :]:
             try:
-                yield from _checked(context, variant, name, options)
+                yield from _check_variant(context, variant, name, options)
             except Exception as error:  # noqa: BLE001 - the other models may do
                 yield failed(_PART, f"{variant.name}{name}", error)
 
 
-def _checked(context: CheckContext, variant: Variant, name: str, options: Mapping[str, str]) -> Iterator[Row]:
+def _check_variant(context: CheckContext, variant: Variant, name: str, options: Mapping[str, str]) -> Iterator[Row]:
     backend = load_onnx(context.file(variant), context.device, options)
     try:
-        first, second = (bound(context, variant, backend, ROWS) for _ in range(2))
-        drawn = drawn_for(backend, variant, 2 * ROWS)
-        feeds = [[each[at : at + ROWS] for each in drawn] for at in (0, ROWS)]
+        first_binding, second_binding = (bind_rows(context, variant, backend, ROWS) for _ in range(2))
+        inputs = draw_inputs(backend, variant, 2 * ROWS)
+        feeds = [[each[start : start + ROWS] for each in inputs] for start in (0, ROWS)]
         if isinstance(backend, CudaBackend):
             yield from (
-                _graph_rows(variant, backend, (first, second), feeds) if options else _placement_rows(variant, backend)
+                _graph_rows(variant, backend, (first_binding, second_binding), feeds)
+                if options
+                else _placement_rows(variant, backend)
             )
-        wanted = on_cpu(context, context.variant(variant.kind, "fp32"), 2 * ROWS)
-        off = run_alternately(first, second, feeds, wanted, variant)
-        yield at_most(_PART, f"{variant.name}: two under way, off by at most{name}", off, TOLERANCE[FP16])
-        if supports_overlap(first):
+        expected = on_cpu(context, context.variant(variant.kind, "fp32"), 2 * ROWS)
+        error = run_alternately(first_binding, second_binding, feeds, expected, variant)
+        yield at_most(_PART, f"{variant.name}: two under way, off by at most{name}", error, TOLERANCE[FP16])
+        if supports_overlap(first_binding):
             rows = LARGE[variant.kind]
-            large, feed = bound(context, variant, backend, rows), drawn_for(backend, variant, rows)
+            large, feed = bind_rows(context, variant, backend, rows), draw_inputs(backend, variant, rows)
             prepare(large, feed)
             if supports_overlap(large):  # as all Bindings of a Backend do, or none
-                yield context.judged(_returned(variant, name, early(large, feed)))
+                yield context.judged(_early_return_rows(variant, name, count_early_returns(large, feed)))
     finally:
         backend.close()
 
 
-def bound(context: CheckContext, variant: Variant, backend: Backend, rows: int) -> Binding:
+def bind_rows(context: CheckContext, variant: Variant, backend: Backend, rows: int) -> Binding:
     """Bind this many rows, as an Engine would."""
     spec = complete(spec_of(context, variant, LoadOptions(rows)), backend.graph)
     signature = spec.binding_signature or spec.signature
@@ -81,10 +83,10 @@ def bound(context: CheckContext, variant: Variant, backend: Backend, rows: int) 
     return backend.bind(signature, rows)
 
 
-def drawn_for(backend: Backend, variant: Variant, rows: int) -> list[Array]:
+def draw_inputs(backend: Backend, variant: Variant, rows: int) -> list[Array]:
     """Draw rows of input, in the order of the model's inputs."""
-    drawn = variant.inputs(rows)
-    return [drawn[tensor.name] for tensor in backend.graph.inputs]
+    inputs = variant.inputs(rows)
+    return [inputs[tensor.name] for tensor in backend.graph.inputs]
 
 
 def _graph_rows(
@@ -96,14 +98,14 @@ def _graph_rows(
 
 
 def _placement_rows(variant: Variant, backend: CudaBackend) -> Iterator[Row]:
-    for what, listed in (("nodes on the CPU", backend.cpu_nodes), ("tensors on the host", backend.host_tensors)):
-        value = "not told" if listed is None else len(listed)
-        yield Row(_PART, f"{variant.name}: {what}", value, "", "0", listed == (), ", ".join(listed or ())[:200])
+    for label, names in (("nodes on the CPU", backend.cpu_nodes), ("tensors on the host", backend.host_tensors)):
+        value = "not told" if names is None else len(names)
+        yield Row(_PART, f"{variant.name}: {label}", value, "", "0", names == (), ", ".join(names or ())[:200])
 
 
-def _returned(variant: Variant, name: str, tries: int) -> Row:
-    what = f"{variant.name}: begin returns before the device is done{name}"
-    return at_least(_PART, what, tries, TRIES // 2 + 1, f"of {TRIES}", f"{LARGE[variant.kind]} rows")
+def _early_return_rows(variant: Variant, name: str, tries: int) -> Row:
+    label = f"{variant.name}: begin returns before the device is done{name}"
+    return at_least(_PART, label, tries, TRIES // 2 + 1, f"of {TRIES}", f"{LARGE[variant.kind]} rows")
 
 
 def fill(binding: Binding, feed: list[Array]) -> None:
@@ -121,25 +123,27 @@ def prepare(binding: Binding, feed: list[Array]) -> None:
 
 
 def run_alternately(
-    first: Binding, second: Binding, feeds: list[list[Array]], wanted: Tensor, variant: Variant
+    first: Binding, second: Binding, feeds: list[list[Array]], expected: Tensor, variant: Variant
 ) -> float:  # fmt: skip
     """Run both at once, a few times; return the greatest deviation of their answers."""
-    furthest = 0.0
+    max_deviation = 0.0
     for _ in range(TRIES):
         for binding, feed in zip((first, second), feeds, strict=True):
             fill(binding, feed)
             if supports_overlap(binding):
                 binding.begin((0,))
-        for turn, binding in enumerate((first, second)):
+        for index, binding in enumerate((first, second)):
             (answer,) = binding.end() if supports_overlap(binding) else binding.run((0,))
-            part = wanted[turn * ROWS : (turn + 1) * ROWS]
-            furthest = max(furthest, max_error(bf16_to_fp32(np.asarray(answer), variant.precision), part))
-    return furthest
+            expected_rows = expected[index * ROWS : (index + 1) * ROWS]
+            max_deviation = max(
+                max_deviation, max_error(bf16_to_fp32(np.asarray(answer), variant.precision), expected_rows)
+            )
+    return max_deviation
 
 
-def early(binding: OverlappingBinding, feed: list[Array]) -> int:
+def count_early_returns(binding: OverlappingBinding, feed: list[Array]) -> int:
     """Count how often `begin` takes less than half the device's time, or returns while the device still computes."""
-    found = 0
+    early_returns = 0
     for _ in range(TRIES):
         fill(binding, feed)
         start_ns = time.perf_counter_ns()
@@ -147,5 +151,5 @@ def early(binding: OverlappingBinding, feed: list[Array]) -> int:
         took_ns = time.perf_counter_ns() - start_ns
         still = not getattr(binding, "is_done", lambda: True)()
         binding.end()
-        found += still or took_ns * 2 < binding.device_ns
-    return found
+        early_returns += still or took_ns * 2 < binding.device_ns
+    return early_returns

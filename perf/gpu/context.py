@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from .models import FP16, FP32, FULL, SMALL, Variant, model_file
-from .rows import Row, parsed
+from .rows import Row, parse_row
 
 GPU = "cuda:0"
 KINDS = ("cnn", "encoder", "mlp")
 MEASURED = tuple((kind, precision) for precision in (FP16, FP32) for kind in KINDS)
 """The models whose rates are measured, the most important first."""
-_USUAL_ROWS = 32
+_DEFAULT_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +62,31 @@ class CheckContext:
         """Return the time that the part has left."""
         return self.end_s - time.monotonic()
 
-    def figure_of(self, what: str) -> float | None:
+    def figure_of(self, name: str) -> float | None:
         """Return the figure of an earlier Row, if there is one."""
         for row in self.earlier:
-            if row.what == what and isinstance(row.value, float | int):
+            if row.what == name and isinstance(row.value, float | int):
                 return float(row.value)
         return None
 
     def best_rows(self, variant: Variant) -> int:
         """Return the batch at which the model is fastest offline, or a default if nobody has measured it."""
-        return int(self.figure_of(best_batch(variant)) or _USUAL_ROWS)
+        return int(self.figure_of(best_batch(variant)) or _DEFAULT_ROWS)
 
     def words(self) -> list[str]:
         """Format it for another process, without the Rows."""
-        said: Mapping[str, Any] = {
+        fields: Mapping[str, Any] = {
             "device": self.device, "folder": str(self.folder), "quick": self.quick, "end_s": self.end_s
         }  # fmt: skip
-        return [json.dumps(said)]
+        return [json.dumps(fields)]
 
 
-def from_arguments(words: str, rows: Path) -> CheckContext:
-    """Parse what `CheckContext.words` wrote; the Rows are lines of a file."""
-    said = json.loads(words)
+def from_arguments(text: str, rows: Path) -> CheckContext:
+    """Parse what `CheckContext.text` wrote; the Rows are lines of a file."""
+    fields = json.loads(text)
     lines = rows.read_text("utf-8").splitlines() if rows.exists() else []
-    earlier = tuple(row for row in map(parsed, lines) if row is not None)
-    return CheckContext(said["device"], Path(said["folder"]), said["quick"], said["end_s"], earlier)
+    earlier = tuple(row for row in map(parse_row, lines) if row is not None)
+    return CheckContext(fields["device"], Path(fields["folder"]), fields["quick"], fields["end_s"], earlier)
 
 
 def best_batch(variant: Variant) -> str:
@@ -101,5 +101,5 @@ def best_rate(variant: Variant) -> str:
 
 def out_folder() -> Path | None:
     """Return the folder that the machine's lender copies back, if there is one."""
-    named = os.environ.get("OUT")
-    return Path(named) if named else None
+    folder_name = os.environ.get("OUT")
+    return Path(folder_name) if folder_name else None

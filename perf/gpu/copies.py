@@ -16,7 +16,7 @@ import uvloop
 
 from .context import CheckContext
 from .engine import ROWS_EACH
-from .engines import DEEP, LoadOptions, drive, inputs_of, served
+from .engine_driver import REQUESTS_PER_BATCH, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, at_least, failed
 
@@ -27,7 +27,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DeviceSpans:
     """When kernels, copies in and copies out ran. Units: microseconds."""
 
     kernels: Sequence[Span]
@@ -43,8 +43,8 @@ def report(context: CheckContext) -> Iterator[Row]:
     for kind in ("cnn", "encoder"):
         variant = context.variant(kind, FP16)
         try:
-            seen = read(json.loads(uvloop.run(_profiled(context, variant)).read_text("utf-8")))
-            yield from _rows(variant, seen)
+            spans = read(json.loads(uvloop.run(_profile_run(context, variant)).read_text("utf-8")))
+            yield from _rows(variant, spans)
         except ImportError as error:
             yield Row("copies", "profile", "not made", note=str(error))
             return
@@ -52,41 +52,41 @@ def report(context: CheckContext) -> Iterator[Row]:
             yield failed("copies", variant.name, error)
 
 
-def _rows(variant: Variant, seen: Seen) -> Iterator[Row]:
-    computing = merged(seen.kernels)
-    for word, copies in (("in", seen.copies_in), ("out", seen.copies_out)):
+def _rows(variant: Variant, spans: DeviceSpans) -> Iterator[Row]:
+    computing = merge_spans(spans.kernels)
+    for direction, copies in (("in", spans.copies_in), ("out", spans.copies_out)):
         if not copies:
-            yield failed("copies", f"{variant.name}: copies {word}", "none was seen")
+            yield failed("copies", f"{variant.name}: copies {direction}", "none was seen")
             continue
-        long_us, what = sum(end - begin for begin, end in copies), f"{variant.name}: copies {word} under kernels"
-        share = covered(copies, computing)
+        long_us, label = sum(end - begin for begin, end in copies), f"{variant.name}: copies {direction} under kernels"
+        covered_share = overlap_share(copies, computing)
         note = f"{len(copies)} copies, {long_us / len(copies):.0f} us each"
         yield (
-            at_least("copies", what, share, COVERED, note=note)
-            if word == "in"
-            else Row("copies", what, share, note=note)
+            at_least("copies", label, covered_share, COVERED, note=note)
+            if direction == "in"
+            else Row("copies", label, covered_share, note=note)
         )
     if computing:
-        whole = computing[-1][1] - computing[0][0]
-        busy = sum(end - begin for begin, end in computing) / max(whole, 1e-9)
+        whole_us = computing[-1][1] - computing[0][0]
+        busy = sum(end - begin for begin, end in computing) / max(whole_us, 1e-9)
         yield at_least("copies", f"{variant.name}: share of the time that kernels run", busy, BUSY)
 
 
-async def _profiled(context: CheckContext, variant: Variant) -> Path:
+async def _profile_run(context: CheckContext, variant: Variant) -> Path:
     from torch.profiler import ProfilerActivity, profile  # type: ignore[import-not-found, unused-ignore]
 
     rows, path = ROWS_EACH[variant.kind], context.folder / f"{variant.name}.trace.json"
     load_options = LoadOptions(context.best_rows(variant))
     async with served(context, variant, load_options) as (engine, model):
-        feed, callers = inputs_of(model, variant.inputs(rows)), max(DEEP * load_options.rows // rows, 2)
+        feed, callers = inputs_of(model, variant.inputs(rows)), max(REQUESTS_PER_BATCH * load_options.rows // rows, 2)
         await drive(engine, model, feed, callers, context.seconds(_SECONDS))
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             await drive(engine, model, feed, callers, context.seconds(_SECONDS))
-    seen.export_chrome_trace(str(path))
+    profiler.export_chrome_trace(str(path))
     return path
 
 
-def read(trace: Mapping[str, Any]) -> Seen:
+def read(trace: Mapping[str, Any]) -> DeviceSpans:
     """Sort the events of a trace in Chrome's format: kernels, and copies by direction."""
     kernels: list[Span] = []
     transports: dict[str, list[Span]] = {"HtoD": [], "DtoH": []}
@@ -97,13 +97,13 @@ def read(trace: Mapping[str, Any]) -> Seen:
         if event.get("cat") == "kernel":
             kernels.append(span)
         elif event.get("cat") == "gpu_memcpy":
-            for word, spans in transports.items():
-                if word in event.get("name", ""):
+            for transport, spans in transports.items():
+                if transport in event.get("name", ""):
                     spans.append(span)
-    return Seen(kernels, transports["HtoD"], transports["DtoH"])
+    return DeviceSpans(kernels, transports["HtoD"], transports["DtoH"])
 
 
-def merged(spans: Sequence[Span]) -> list[Span]:
+def merge_spans(spans: Sequence[Span]) -> list[Span]:
     """Merge spans that touch; ascending."""
     joined: list[Span] = []
     for begin, end in sorted(spans):
@@ -114,16 +114,16 @@ def merged(spans: Sequence[Span]) -> list[Span]:
     return joined
 
 
-def covered(spans: Sequence[Span], under: Sequence[Span]) -> float:
-    """Return the share of the time of `spans` that lies within `under`, which is merged; 0 if there is no time."""
-    total = inside = 0.0
-    at = 0
+def overlap_share(spans: Sequence[Span], covering: Sequence[Span]) -> float:
+    """Return the share of the time of `spans` that lies within `covering`, which is merged; 0 if there is no time."""
+    total = covered_us = 0.0
+    index = 0
     for begin, end in sorted(spans):
         total += end - begin
-        while at < len(under) and under[at][1] <= begin:
-            at += 1
-        number = at
-        while number < len(under) and under[number][0] < end:
-            inside += max(min(end, under[number][1]) - max(begin, under[number][0]), 0.0)
+        while index < len(covering) and covering[index][1] <= begin:
+            index += 1
+        number = index
+        while number < len(covering) and covering[number][0] < end:
+            covered_us += max(min(end, covering[number][1]) - max(begin, covering[number][0]), 0.0)
             number += 1
-    return inside / total if total else 0.0
+    return covered_us / total if total else 0.0

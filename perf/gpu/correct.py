@@ -20,7 +20,7 @@ import uvloop
 from penstock.backends.backend import Array
 
 from .context import KINDS, CheckContext
-from .engines import LoadOptions, inputs_of, served
+from .engine_driver import LoadOptions, inputs_of, served
 from .models import BF16, FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
 
@@ -42,7 +42,7 @@ SETTINGS: Mapping[str, LoadOptions] = MappingProxyType(
 
 def report(context: CheckContext) -> Iterator[Row]:
     """Yield the greatest error of each model's answers, in each setting."""
-    wanted = cache(lambda kind: on_cpu(context, context.variant(kind, FP32)))
+    expected_of = cache(lambda kind: on_cpu(context, context.variant(kind, FP32)))
     for kind, precision in CHECKED:
         variant = context.variant(kind, precision)
         if precision == BF16 and not context.on_gpu:
@@ -51,14 +51,14 @@ def report(context: CheckContext) -> Iterator[Row]:
             )
             continue
         for name, load_options in SETTINGS.items():
-            what = f"{variant.name}: off by at most, {name}"
+            label = f"{variant.name}: off by at most, {name}"
             try:
-                off, batches = uvloop.run(_furthest(context, variant, load_options, wanted))
+                deviation, batches = uvloop.run(_max_errors(context, variant, load_options, expected_of))
             except Exception as error:  # noqa: BLE001 - the other models may do
-                yield failed("correct", what, error)
+                yield failed("correct", label, error)
             else:
                 note = f"{_REQUESTS} requests in {batches} batches"
-                yield at_most("correct", what, off, TOLERANCE[precision], note=note)
+                yield at_most("correct", label, deviation, TOLERANCE[precision], note=note)
 
 
 def on_cpu(context: CheckContext, variant: Variant, rows: int = POOL) -> Tensor:
@@ -73,39 +73,39 @@ def on_cpu(context: CheckContext, variant: Variant, rows: int = POOL) -> Tensor:
     return np.asarray(output, np.float64)
 
 
-def max_error(answer: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference relative to the norm of `wanted`, for the worst row; NaN counts as far off."""
-    if answer.shape != wanted.shape:
+def max_error(answer: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference relative to the norm of `expected`, for the worst row; NaN is far off."""
+    if answer.shape != expected.shape:
         return float("inf")
-    differences = np.linalg.norm(answer - wanted, axis=-1) / np.maximum(np.linalg.norm(wanted, axis=-1), 1e-30)
+    differences = np.linalg.norm(answer - expected, axis=-1) / np.maximum(np.linalg.norm(expected, axis=-1), 1e-30)
     worst = float(differences.max())
     return worst if np.isfinite(worst) else float("inf")
 
 
 def row_selections() -> list[Sequence[int]]:
     """Return the rows of the pool that each request has."""
-    found: list[Sequence[int]] = []
-    at = 0
+    selections: list[Sequence[int]] = []
+    start = 0
     for size in itertools.islice(itertools.cycle(SIZES), _REQUESTS):
-        found.append([(at + number) % POOL for number in range(size)])
-        at += size
-    return found
+        selections.append([(start + number) % POOL for number in range(size)])
+        start += size
+    return selections
 
 
-async def _furthest(
-    context: CheckContext, variant: Variant, load_options: LoadOptions, wanted_of: Callable[[str], Tensor]
+async def _max_errors(
+    context: CheckContext, variant: Variant, load_options: LoadOptions, expected_of: Callable[[str], Tensor]
 ) -> tuple[float, int]:
     async with served(context, variant, load_options) as (engine, model):
-        drawn, wanted = variant.inputs(POOL), wanted_of(variant.kind)
+        inputs, expected = variant.inputs(POOL), expected_of(variant.kind)
         before = model.statistics.snapshot().execution_count
 
         async def ask(rows: Sequence[int]) -> float:
-            feed = inputs_of(model, {name: each[list(rows)] for name, each in drawn.items()})
+            feed = inputs_of(model, {name: each[list(rows)] for name, each in inputs.items()})
             (answer,) = await engine.infer(model, feed)
-            return max_error(_read(answer, variant), wanted[list(rows)])
+            return max_error(_read(answer, variant), expected[list(rows)])
 
-        offs = await asyncio.gather(*map(ask, row_selections()))
-        return max(offs), model.statistics.snapshot().execution_count - before
+        errors = await asyncio.gather(*map(ask, row_selections()))
+        return max(errors), model.statistics.snapshot().execution_count - before
 
 
 def _read(answer: Any, variant: Variant) -> Array:

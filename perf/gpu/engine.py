@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import uvloop
 
 from .context import CheckContext, best_rate
-from .engines import DEEP, DriveResult, LoadOptions, drive, inputs_of, served
+from .engine_driver import REQUESTS_PER_BATCH, DriveResult, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, at_least, failed
 
@@ -46,13 +46,17 @@ def _rows(context: CheckContext, variant: Variant, driven: DriveResult) -> Itera
     yield Row("engine", rate(variant), driven.rows_per_s, "rows/s", note=note)
     offline = context.figure_of(best_rate(variant))
     if offline:
-        share, what = driven.rows_per_s / offline, f"{variant.name}: engine to offline"
-        held = variant.kind in HELD
-        yield context.judged(at_least("engine", what, share, WANTED)) if held else Row("engine", what, share)
+        offline_ratio, label = driven.rows_per_s / offline, f"{variant.name}: engine to offline"
+        is_judged = variant.kind in HELD
+        yield (
+            context.judged(at_least("engine", label, offline_ratio, WANTED))
+            if is_judged
+            else Row("engine", label, offline_ratio)
+        )
 
 
 async def _driven(context: CheckContext, variant: Variant, load_options: LoadOptions) -> DriveResult:
     rows = ROWS_EACH[variant.kind]
-    callers = max(DEEP * load_options.rows // rows, 2)
+    callers = max(REQUESTS_PER_BATCH * load_options.rows // rows, 2)
     async with served(context, variant, load_options) as (engine, model):
         return await drive(engine, model, inputs_of(model, variant.inputs(rows)), callers, context.seconds(_SECONDS))

@@ -19,14 +19,14 @@ import numpy as np
 from penstock.backends.cuda import CudaError, Runtime, find_runtime
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
-from penstock.perf.load import HOST
+from penstock.perf.calls import HOST
 from penstock.perf.profiling.control import ControlError
 
-from . import breakable, hungry
+from . import breakable_server, memory_exhausting_model
 from .context import GPU, CheckContext
 from .models import FP32, Tensor
 from .rows import Row, failed
-from .servers import Server, config_of, serving
+from .server_driver import Server, config_of, serving
 
 LENGTH, SMALL_LENGTH = 65_536, 64
 """Numbers in a row of `hungry`: a gibibyte of device memory, and next to none."""
@@ -44,7 +44,7 @@ Answer = tuple[int, str]
 
 def report(context: CheckContext) -> Iterator[Row]:
     """Yield the outcome of each fault."""
-    hungry.write(context.folder / "models")
+    memory_exhausting_model.write(context.folder / "models")
     for check in (_budgets, _out_of_memory, _broken_device, _broken_engine, _no_device):
         try:
             yield from check(context)
@@ -58,15 +58,15 @@ def _budgets(context: CheckContext) -> Iterator[Row]:
         return
     path = context.file(context.variant("mlp", FP32))
     for name, value in (("penstock.gpu_memory_bytes", str(1 << 20)), ("penstock.gpu_limit", "0:0.000001")):
-        what = f"a load beyond {name.removeprefix('penstock.')}"
+        label = f"a load beyond {name.removeprefix('penstock.')}"
         try:
             backend = LOADERS["onnxruntime"](path, context.device, {name: value})
         except InferError as error:
-            held = error.code is Code.OVERLOADED  # refused for lack of memory
-            yield Row("faults", what, "refused", held=held, note=error.message)
+            passed = error.code is Code.OVERLOADED  # refused for lack of memory
+            yield Row("faults", label, "refused", held=passed, note=error.message)
         else:
             backend.close()
-            yield Row("faults", what, "loaded", wanted="refused", held=False)
+            yield Row("faults", label, "loaded", wanted="refused", held=False)
 
 
 def _out_of_memory(context: CheckContext) -> Iterator[Row]:
@@ -74,31 +74,35 @@ def _out_of_memory(context: CheckContext) -> Iterator[Row]:
     row = np.linspace(0, 1, LENGTH if context.on_gpu and not context.quick else SMALL_LENGTH, dtype=np.float32)[None]
     runtime = find_runtime() if context.on_gpu else None
     with serving(context, "memory") as server:
-        server.control.load(hungry.HUNGRY, config_of(context, hungry.HUNGRY, ROWS))
-        ask(server, hungry.HUNGRY, row[:, :1])  # libraries allocate what they need in their first run
-        for what, kept in (("memory for nothing", SCARCE_BYTES), ("memory for a part of a batch", KEPT_BYTES)):
-            with filled(runtime, kept) as taken:
-                answers = _at_once(server, row)
+        server.control.load(
+            memory_exhausting_model.MODEL_NAME, config_of(context, memory_exhausting_model.MODEL_NAME, ROWS)
+        )
+        ask(
+            server, memory_exhausting_model.MODEL_NAME, row[:, :1]
+        )  # libraries allocate what they need in their first run
+        for label, kept_bytes in (("memory for nothing", SCARCE_BYTES), ("memory for a part of a batch", KEPT_BYTES)):
+            with filled_device(runtime, kept_bytes) as taken_bytes:
+                answers = _send_concurrently(server, row)
             note = "" if runtime else "the stand-in was not filled"
-            yield _judged(server, what, answers, note or f"{taken >> 20} MiB taken away")
-        answers = _at_once(server, row)
-        whole = [status for status, _ in answers] == [200] * ROWS
-        yield Row("faults", "with its memory back", _counted(answers), wanted="200 for all", held=whole)
+            yield _outcome_row(server, label, answers, note or f"{taken_bytes >> 20} MiB taken away")
+        answers = _send_concurrently(server, row)
+        all_answered = [status for status, _ in answers] == [200] * ROWS
+        yield Row("faults", "with its memory back", _count_statuses(answers), wanted="200 for all", held=all_answered)
 
 
 @contextmanager
-def filled(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
+def filled_device(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
     """Allocate the device's memory except for `kept_bytes`; yield how much was allocated. It is freed at the end."""
     pointers: list[int] = []
-    taken = 0
+    taken_bytes = 0
     try:
         if runtime is not None:
             for chunk in _CHUNKS:
                 with suppress(CudaError):  # there may be no free block this large
                     while runtime.memory_info(_DEVICE)[0] - chunk >= kept_bytes:
                         pointers.append(runtime.allocate(chunk, _DEVICE))
-                        taken += chunk
-        yield taken
+                        taken_bytes += chunk
+        yield taken_bytes
     finally:
         for pointer in pointers:
             if runtime is not None:
@@ -107,49 +111,61 @@ def filled(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
 
 def _broken_device(context: CheckContext) -> Iterator[Row]:
     """Break the device of a server, which must report it, or answer again."""
-    with _breaking(context, "broken") as server:
-        yield _broken(context, server, "the request after a kernel has trapped")
-        took_s = _wait_until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK or not _is_live(server))
-        (status, text), live = ask(server, hungry.HUNGRY, _ROW), _is_live(server)
-        words = ("live, " if live else "not live, ") + (f"answers {status}" if status else "no answer")
-        held = server.alive and (status == http.client.OK or (status in REFUSED and not live))
+    with _breakable_server(context, "broken") as server:
+        yield _break_device(context, server, "the request after a kernel has trapped")
+        took_s = _wait_until(
+            lambda: ask(server, memory_exhausting_model.MODEL_NAME, _ROW)[0] == http.client.OK or not _is_live(server)
+        )
+        (status, text), live = ask(server, memory_exhausting_model.MODEL_NAME, _ROW), _is_live(server)
+        outcome = ("live, " if live else "not live, ") + (f"answers {status}" if status else "no answer")
+        passed = server.alive and (status == http.client.OK or (status in REFUSED and not live))
         note = f"after {took_s:.1f} s; {text[:160]}".rstrip("; ")
-        yield Row("faults", "the server after that", words, wanted="answers, or 503 and not live", held=held, note=note)
+        yield Row(
+            "faults", "the server after that", outcome, wanted="answers, or 503 and not live", held=passed, note=note
+        )
 
 
 def _broken_engine(context: CheckContext) -> Iterator[Row]:
     """Break the device of the engine behind front ends, which the spare engine must replace."""
-    with _breaking(context, "spare", f"--http-workers={FRONTS}") as server:
-        first = server.engine
-        yield _broken(context, server, "the request after a kernel has trapped in an engine")
-        took_s = _wait_until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK and _is_live(server))
-        status, text = ask(server, hungry.HUNGRY, _ROW)
-        other = "by the same process" if server.engine == first else "by another process"
-        held = status == http.client.OK and _is_live(server)
-        note = f"{other} after {took_s:.1f} s; {text[:160]}".rstrip("; ")
-        yield Row("faults", "the model after that", f"answers {status}", wanted="answers 200", held=held, note=note)
+    with _breakable_server(context, "spare", f"--http-workers={FRONTS}") as server:
+        first_pid = server.engine
+        yield _break_device(context, server, "the request after a kernel has trapped in an engine")
+        took_s = _wait_until(
+            lambda: ask(server, memory_exhausting_model.MODEL_NAME, _ROW)[0] == http.client.OK and _is_live(server)
+        )
+        status, text = ask(server, memory_exhausting_model.MODEL_NAME, _ROW)
+        which_process = "by the same process" if server.engine == first_pid else "by another process"
+        passed = status == http.client.OK and _is_live(server)
+        note = f"{which_process} after {took_s:.1f} s; {text[:160]}".rstrip("; ")
+        yield Row("faults", "the model after that", f"answers {status}", wanted="answers 200", held=passed, note=note)
 
 
 @contextmanager
-def _breaking(context: CheckContext, name: str, *words: str) -> Iterator[Server]:
+def _breakable_server(context: CheckContext, name: str, *options: str) -> Iterator[Server]:
     """Run a server that can be broken, and that has answered once."""
-    with serving(context, name, *words, program=breakable.PROGRAM) as server:
-        server.control.load(hungry.HUNGRY, config_of(context, hungry.HUNGRY, ROWS))
-        status, text = ask(server, hungry.HUNGRY, _ROW)
+    with serving(context, name, *options, program=breakable_server.PROGRAM) as server:
+        server.control.load(
+            memory_exhausting_model.MODEL_NAME, config_of(context, memory_exhausting_model.MODEL_NAME, ROWS)
+        )
+        status, text = ask(server, memory_exhausting_model.MODEL_NAME, _ROW)
         if status != http.client.OK:
             raise RuntimeError(f"it did not answer before: {status} {text}")
         yield server
 
 
-def _broken(context: CheckContext, server: Server, what: str) -> Row:
+def _break_device(context: CheckContext, server: Server, label: str) -> Row:
     """Break the device, and send a request: the answer must be an error. A stand-in has nothing to break."""
     pid = server.engine
-    os.kill(pid, breakable.SIGNAL)
-    _wait_until(lambda: breakable.SAID in server.log_tail() or server.engine != pid)  # or the error ended the process
-    outcome = server.log_tail().rpartition(breakable.SAID)[2].partition("\n")[0]
-    status, text = ask(server, hungry.HUNGRY, _ROW)
+    os.kill(pid, breakable_server.SIGNAL)
+    _wait_until(
+        lambda: breakable_server.BREAK_REPORT in server.log_tail() or server.engine != pid
+    )  # or the error ended the process
+    outcome = server.log_tail().rpartition(breakable_server.BREAK_REPORT)[2].partition("\n")[0]
+    status, text = ask(server, memory_exhausting_model.MODEL_NAME, _ROW)
     note = f"{outcome}; {text[:160]}".rstrip("; ")
-    return Row("faults", what, status, wanted="an error", held=status in REFUSED if context.on_gpu else None, note=note)
+    return Row(
+        "faults", label, status, wanted="an error", held=status in REFUSED if context.on_gpu else None, note=note
+    )
 
 
 def _is_live(server: Server) -> bool:
@@ -171,26 +187,26 @@ def _no_device(context: CheckContext) -> Iterator[Row]:
             yield Row("faults", "asked for a GPU where there is none", "loaded", wanted="UNAVAILABLE", held=False)
         except ControlError as error:
             state, reason = server.states().get(name, ("", ""))
-            held = state == "UNAVAILABLE" and bool(reason) and server.alive
+            passed = state == "UNAVAILABLE" and bool(reason) and server.alive
             note = reason or str(error)
             yield Row(
-                "faults", "asked for a GPU where there is none", state, wanted="UNAVAILABLE", held=held, note=note
+                "faults", "asked for a GPU where there is none", state, wanted="UNAVAILABLE", held=passed, note=note
             )
 
 
-def _at_once(server: Server, row: Tensor) -> list[Answer]:
+def _send_concurrently(server: Server, row: Tensor) -> list[Answer]:
     with ThreadPoolExecutor(ROWS) as pool:
-        return list(pool.map(lambda _: ask(server, hungry.HUNGRY, row), range(ROWS)))
+        return list(pool.map(lambda _: ask(server, memory_exhausting_model.MODEL_NAME, row), range(ROWS)))
 
 
-def _judged(server: Server, what: str, answers: list[Answer], note: str) -> Row:
-    held = server.alive and all(status in ALLOWED for status, _ in answers)
-    said = next((text for status, text in answers if status != http.client.OK), "")
-    note = "; ".join(filter(None, (note, said[:120])))
-    return Row("faults", what, _counted(answers), wanted="200 or 503, and alive", held=held, note=note)
+def _outcome_row(server: Server, label: str, answers: list[Answer], note: str) -> Row:
+    passed = server.alive and all(status in ALLOWED for status, _ in answers)
+    refusal = next((text for status, text in answers if status != http.client.OK), "")
+    note = "; ".join(filter(None, (note, refusal[:120])))
+    return Row("faults", label, _count_statuses(answers), wanted="200 or 503, and alive", held=passed, note=note)
 
 
-def _counted(answers: list[Answer]) -> str:
+def _count_statuses(answers: list[Answer]) -> str:
     counts = Counter(status for status, _ in answers)
     return ", ".join(f"{count} of {status}" for status, count in sorted(counts.items()))
 
@@ -209,9 +225,9 @@ def ask(server: Server, model: str, x: Tensor) -> Answer:
         return 0, f"{type(error).__name__}: {error}"
 
 
-def _wait_until(done: Callable[[], bool]) -> float:
-    """Poll until `done`, for a limited time; return the seconds that it took."""
-    begin = time.monotonic()
-    while not done() and time.monotonic() - begin < _RECOVERY_TIMEOUT_S:
+def _wait_until(is_done: Callable[[], bool]) -> float:
+    """Poll until `is_done`, for a limited time; return the seconds that it took."""
+    begin_s = time.monotonic()
+    while not is_done() and time.monotonic() - begin_s < _RECOVERY_TIMEOUT_S:
         time.sleep(0.1)
-    return time.monotonic() - begin
+    return time.monotonic() - begin_s

@@ -34,11 +34,11 @@ def report(context: CheckContext) -> Iterator[Row]:
     yield Row("machine", "models written", len(context.measured()), note=note)
 
 
-def described() -> dict[str, str]:
+def describe_machine() -> dict[str, str]:
     """Yield what a reader of the table must know: the machine, and the versions of the software involved."""
-    found = environment.machine()
-    gpus = ", ".join(f"{gpu['name']} ({(gpu['memory_bytes'] or 0) / _GIB:.0f} GiB)" for gpu in found.get("gpus", ()))
-    driver = f", driver {found['gpu_driver']}" if found.get("gpu_driver") else ""
+    machine = environment.machine()
+    gpus = ", ".join(f"{gpu['name']} ({(gpu['memory_bytes'] or 0) / _GIB:.0f} GiB)" for gpu in machine.get("gpus", ()))
+    driver = f", driver {machine['gpu_driver']}" if machine.get("gpu_driver") else ""
     versions = [f"{name} {each}" for name, each in environment.versions({}).items()]
     for name in _PACKAGES:
         try:
@@ -47,7 +47,7 @@ def described() -> dict[str, str]:
             continue
     return {
         "GPU": f"{gpus or 'none'}{driver}",
-        "processor": f"{found.get('cpu', '')}, {found.get('usable_cores', '')} cores",
+        "processor": f"{machine.get('cpu', '')}, {machine.get('usable_cores', '')} cores",
         "versions": ", ".join(versions),
     }
 
@@ -71,8 +71,8 @@ def _device(context: CheckContext) -> Iterator[Row]:
 def _runtime(context: CheckContext) -> Iterator[Row]:
     import onnxruntime
 
-    there = onnxruntime.get_available_providers()
-    yield Row("machine", "ONNX Runtime", onnxruntime.__version__, note=", ".join(there))
+    available_providers = onnxruntime.get_available_providers()
+    yield Row("machine", "ONNX Runtime", onnxruntime.__version__, note=", ".join(available_providers))
     if not context.on_gpu:
         return
     variant = context.variant("mlp", FP32)

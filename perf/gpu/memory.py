@@ -12,7 +12,7 @@ from penstock.backends.cuda import find_runtime
 from penstock.perf import processes
 
 from .context import CheckContext
-from .engines import LoadOptions, inputs_of, served
+from .engine_driver import LoadOptions, inputs_of, served
 from .models import FP16
 from .rows import Row, at_most, failed
 
@@ -26,23 +26,23 @@ _MIB = 1 << 20
 def report(context: CheckContext) -> Iterator[Row]:
     """Yield the slope of both, in MiB per load."""
     loads = 15 if context.quick else LOADS
-    device, host, why = uvloop.run(_taken(context, loads))
-    for name, taken in (("device", device), ("process", host)):
-        if taken:
-            note = f"{len(taken)} loads and unloads, from {taken[0] / _MIB:.0f} to {taken[-1] / _MIB:.0f} MiB"
-            yield at_most("memory", f"{name} memory, each load", slope(taken[SKIPPED:]) / _MIB, MAX_MIB, "MiB", note)
-    if why:
-        yield failed("memory", f"load {len(host) + 1}", why)
+    device, host, reason = uvloop.run(_memory_by_load(context, loads))
+    for name, used_mib in (("device", device), ("process", host)):
+        if used_mib:
+            note = f"{len(used_mib)} loads and unloads, from {used_mib[0] / _MIB:.0f} to {used_mib[-1] / _MIB:.0f} MiB"
+            yield at_most("memory", f"{name} memory, each load", slope(used_mib[SKIPPED:]) / _MIB, MAX_MIB, "MiB", note)
+    if reason:
+        yield failed("memory", f"load {len(host) + 1}", reason)
 
 
-def slope(taken: Sequence[float]) -> float:
+def slope(used_mib: Sequence[float]) -> float:
     """Fit a line; return its slope by position, 0 with fewer than two points."""
-    if len(taken) < 2:
+    if len(used_mib) < 2:
         return 0.0
-    return float(np.polyfit(np.arange(len(taken)), taken, 1)[0])
+    return float(np.polyfit(np.arange(len(used_mib)), used_mib, 1)[0])
 
 
-async def _taken(context: CheckContext, loads: int) -> tuple[list[float], list[float], str]:
+async def _memory_by_load(context: CheckContext, loads: int) -> tuple[list[float], list[float], str]:
     variant = context.variant("mlp", FP16)
     runtime = find_runtime() if context.on_gpu else None
     device: list[float] = []

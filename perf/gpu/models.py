@@ -111,10 +111,10 @@ class _Graph(Graph):
         name = f"w{len(self._weights)}"
         rounded = cast(values, self._precision)
         if self._precision == BF16:
-            made = helper.make_tensor(name, TensorProto.BFLOAT16, rounded.shape, rounded.tobytes(), raw=True)
+            tensor = helper.make_tensor(name, TensorProto.BFLOAT16, rounded.shape, rounded.tobytes(), raw=True)
         else:
-            made = numpy_helper.from_array(rounded, name)
-        self._weights.append(made)
+            tensor = numpy_helper.from_array(rounded, name)
+        self._weights.append(tensor)
         return name
 
     def scalar(self, value: int) -> str:
@@ -124,17 +124,20 @@ class _Graph(Graph):
         self._weights.append(numpy_helper.from_array(np.array(value, np.int64), name))
         return name
 
-    def linear(self, x: str, taken: int, given: int) -> str:
+    def linear(self, x: str, width_in: int, width_out: int) -> str:
         """Multiply along the last axis; the weights preserve the variance."""
-        weight, bias = self.weight(taken, given, fan_in=taken, scale=1.0), self.weight(given, fan_in=taken, scale=0.01)
+        weight, bias = (
+            self.weight(width_in, width_out, fan_in=width_in, scale=1.0),
+            self.weight(width_out, fan_in=width_in, scale=0.01),
+        )
         return self.node("Add", self.node("MatMul", x, weight), bias)
 
     def normed(self, x: str, width: int) -> str:
         one, zero = self.kept(np.ones(width, np.float32)), self.kept(np.zeros(width, np.float32))
         return self.node("LayerNormalization", x, one, zero, axis=-1, epsilon=1e-5)
 
-    def written(self, variant: Variant, result: str, given: int) -> Any:
-        """Make the model, with inputs as the Variant draws them. `given`: the width of its output."""
+    def written(self, variant: Variant, result: str, width_out: int) -> Any:
+        """Make the model, with inputs as the Variant draws them. `width_out`: the width of its output."""
         from onnx import TensorProto, helper
 
         real = {FP32: TensorProto.FLOAT, FP16: TensorProto.FLOAT16, BF16: TensorProto.BFLOAT16}[variant.precision]
@@ -145,7 +148,7 @@ class _Graph(Graph):
             )
             for name, each in variant.inputs(1).items()
         ]
-        outputs = [helper.make_tensor_value_info("output", real, ["N", given])]
+        outputs = [helper.make_tensor_value_info("output", real, ["N", width_out])]
         graph = helper.make_graph(self._nodes, variant.name, inputs, outputs, self._weights)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
 
@@ -155,19 +158,19 @@ def _cnn(variant: Variant) -> Any:
     graph, size = _Graph(11, variant.precision), variant.size
     x = graph.node("Relu", graph.conv("input", 3, size.width, 7, stride=2))
     x = graph.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    taken = size.width
+    width_in = size.width
     for stage, blocks in enumerate(size.blocks):
         inner = size.width << stage
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            y = graph.node("Relu", graph.conv(x, taken, inner, 1))
+            y = graph.node("Relu", graph.conv(x, width_in, inner, 1))
             y = graph.node("Relu", graph.conv(y, inner, inner, 3, stride))
             y = graph.node("Mul", graph.conv(y, inner, 4 * inner, 1), graph.kept(np.full(1, 0.5, np.float32)))
-            shortcut = x if taken == 4 * inner else graph.conv(x, taken, 4 * inner, 1, stride)
+            shortcut = x if width_in == 4 * inner else graph.conv(x, width_in, 4 * inner, 1, stride)
             x = graph.node("Relu", graph.node("Add", y, shortcut))
-            taken = 4 * inner
+            width_in = 4 * inner
     x = graph.node("Flatten", graph.node("GlobalAveragePool", x))
-    return graph.written(variant, graph.dense(x, taken, size.classes), size.classes)
+    return graph.written(variant, graph.dense(x, width_in, size.classes), size.classes)
 
 
 def _encoder(variant: Variant) -> Any:
@@ -177,14 +180,16 @@ def _encoder(variant: Variant) -> Any:
     placed = graph.node("Add", ids, graph.weight(1, size.length, size.hidden, fan_in=1))
     x = graph.normed(placed, size.hidden)
     real = {FP32: 1, FP16: 10, BF16: 16}[variant.precision]
-    seen = graph.node("Unsqueeze", graph.node("Cast", "mask", to=real), graph.whole(1, 2))
-    hides = graph.node("Mul", graph.node("Sub", graph.kept(np.ones(1, np.float32)), seen), graph.kept(np.full(1, _FAR)))
+    visible = graph.node("Unsqueeze", graph.node("Cast", "mask", to=real), graph.whole(1, 2))
+    hides = graph.node(
+        "Mul", graph.node("Sub", graph.kept(np.ones(1, np.float32)), visible), graph.kept(np.full(1, _FAR))
+    )
     for _ in range(size.layers):
         x = graph.normed(graph.node("Add", x, _attention(graph, x, hides, size)), size.hidden)
-        wide = graph.node("Gelu", graph.linear(x, size.hidden, 4 * size.hidden))
-        x = graph.normed(graph.node("Add", x, graph.linear(wide, 4 * size.hidden, size.hidden)), size.hidden)
-    first = graph.node("Gather", x, graph.scalar(0), axis=1)
-    return graph.written(variant, graph.node("Tanh", graph.linear(first, size.hidden, size.hidden)), size.hidden)
+        widened = graph.node("Gelu", graph.linear(x, size.hidden, 4 * size.hidden))
+        x = graph.normed(graph.node("Add", x, graph.linear(widened, 4 * size.hidden, size.hidden)), size.hidden)
+    first_token = graph.node("Gather", x, graph.scalar(0), axis=1)
+    return graph.written(variant, graph.node("Tanh", graph.linear(first_token, size.hidden, size.hidden)), size.hidden)
 
 
 def _attention(graph: _Graph, x: str, hides: str, size: Size) -> str:
@@ -199,9 +204,9 @@ def _attention(graph: _Graph, x: str, hides: str, size: Size) -> str:
     query, key, value = heads([0, 2, 1, 3]), heads([0, 2, 3, 1]), heads([0, 2, 1, 3])
     scale = graph.kept(np.full(1, width**-0.5, np.float32))
     scores = graph.node("Add", graph.node("Mul", graph.node("MatMul", query, key), scale), hides)
-    mixed = graph.node("MatMul", graph.node("Softmax", scores, axis=-1), value)
-    joined = graph.node("Reshape", graph.node("Transpose", mixed, perm=[0, 2, 1, 3]), graph.whole(0, 0, size.hidden))
-    return graph.linear(joined, size.hidden, size.hidden)
+    attended = graph.node("MatMul", graph.node("Softmax", scores, axis=-1), value)
+    merged = graph.node("Reshape", graph.node("Transpose", attended, perm=[0, 2, 1, 3]), graph.whole(0, 0, size.hidden))
+    return graph.linear(merged, size.hidden, size.hidden)
 
 
 def _mlp(variant: Variant) -> Any:
@@ -232,8 +237,8 @@ def requests_file(folder: Path, variant: Variant) -> Path | None:
     """Write the rows that the load generator sends if random numbers will not do; None if they will."""
     if variant.kind != "encoder":
         return None
-    drawn = variant.inputs(_SENT_ROWS)
+    inputs = variant.inputs(_SENT_ROWS)
     path = folder / f"{variant.name}.json"
-    steps = [{name: each[row].tolist() for name, each in drawn.items()} for row in range(_SENT_ROWS)]
+    steps = [{name: each[row].tolist() for name, each in inputs.items()} for row in range(_SENT_ROWS)]
     path.write_text(json.dumps({"data": steps}), "utf-8")
     return path

@@ -76,8 +76,8 @@ def _nothing() -> None:
 
 def best(rates: dict[int, float]) -> tuple[int, float]:
     """Return the smallest batch that is about as fast as the fastest, and its rate."""
-    most = max(rates.values())
-    rows = min(rows for rows, rate in rates.items() if rate >= _NEAR * most)
+    best_rate = max(rates.values())
+    rows = min(rows for rows, rate in rates.items() if rate >= _NEAR * best_rate)
     return rows, rates[rows]
 
 
@@ -105,14 +105,14 @@ def _swept(context: CheckContext, variant: Variant, batches: tuple[int, ...]) ->
 
 def _cpu_nodes(context: CheckContext, session: Any, variant: Variant) -> Row:
     """List the nodes that ONNX Runtime assigns to the CPU."""
-    what = f"{variant.name}: nodes on the CPU"
+    label = f"{variant.name}: nodes on the CPU"
     try:
         placed = [(each.ep_name, each.get_nodes()) for each in session.get_provider_graph_assignment_info()]
     except Exception as error:  # noqa: BLE001 - an older one does not tell
-        return Row("offline", what, "not told", note=str(error)[:100])
+        return Row("offline", label, "not told", note=str(error)[:100])
     strays = Counter(node.op_type for name, nodes in placed for node in nodes if name == "CPUExecutionProvider")
     note = ", ".join(f"{count} {kind}" for kind, count in strays.most_common())
-    return context.judged(at_most("offline", what, strays.total(), 0, note=note))
+    return context.judged(at_most("offline", label, strays.total(), 0, note=note))
 
 
 Runs = Callable[[int], None]
@@ -122,13 +122,13 @@ Runs = Callable[[int], None]
 def _rate(rows: int, run: Runs, seconds: float) -> float:
     """Return rows/s, from as many runs as take about `seconds`, after a few warm-up runs."""
     run(_WARM_RUNS)
-    begin = time.perf_counter()
+    begin_s = time.perf_counter()
     run(_MIN_RUNS)
-    each = (time.perf_counter() - begin) / _MIN_RUNS
-    count = max(int(seconds / max(each, 1e-6)), _MIN_RUNS)
-    begin = time.perf_counter()
+    seconds_per_run = (time.perf_counter() - begin_s) / _MIN_RUNS
+    count = max(int(seconds / max(seconds_per_run, 1e-6)), _MIN_RUNS)
+    begin_s = time.perf_counter()
     run(count)
-    return rows * count / (time.perf_counter() - begin)
+    return rows * count / (time.perf_counter() - begin_s)
 
 
 def _on_device(session: Session, variant: Variant, rows: int) -> Runs:

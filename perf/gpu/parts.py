@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from .context import CheckContext, from_arguments
-from .rows import Row, failed, parsed
+from .rows import Row, failed, parse_row
 
 Report = Callable[[CheckContext], Iterator[Row]]
 _MIN_REMAINING_S = 3.0
@@ -38,8 +38,8 @@ class Part:
 
     def report(self) -> Report:
         """Import the module."""
-        found: Report = importlib.import_module(f"{__package__}.{self.name}").report
-        return found
+        report_function: Report = importlib.import_module(f"{__package__}.{self.name}").report
+        return report_function
 
 
 PARTS = (
@@ -70,13 +70,13 @@ def deadlines(parts: Sequence[Part], start_s: float) -> dict[str, float]:
     return ends
 
 
-def run_all(parts: Sequence[Part], context: CheckContext, say: Callable[[Row], None], start_s: float) -> list[Row]:
+def run_all(parts: Sequence[Part], context: CheckContext, on_row: Callable[[Row], None], start_s: float) -> list[Row]:
     """Run parts one after another, each in its own process; report every Row as it comes."""
     rows = list(context.earlier)
     for name, end_s in deadlines(parts, start_s).items():
         for row in in_process(name, replace(context, end_s=end_s)):
             rows.append(row)
-            say(row)
+            on_row(row)
     return rows
 
 
@@ -85,37 +85,37 @@ def in_process(name: str, context: CheckContext, command: Sequence[str] = ()) ->
     if context.remaining_s() < _MIN_REMAINING_S:
         yield failed(name, "the whole part", "no time was left for it")
         return
-    words = list(command) or [sys.executable, "-m", "penstock.perf.gpu.parts", name, *context.words()]
+    arguments = list(command) or [sys.executable, "-m", "penstock.perf.gpu.parts", name, *context.words()]
     began_s, log = time.monotonic(), context.folder / f"{name}.log"
-    with log.open("ab") as noise:
-        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=noise, start_new_session=True)
+    with log.open("ab") as log_file:
+        child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=log_file, start_new_session=True)
     lines = _lines(child)
     line: str | None = None
     try:
         while line := _next(lines, context.remaining_s()):
-            if (row := parsed(line)) is not None:
+            if (row := parse_row(line)) is not None:
                 yield row
     finally:
         status = _ended(child, _STOP_TIMEOUT_S if line == "" else 0.0)
-    took = f"after {time.monotonic() - began_s:.0f} s"
+    after_text = f"after {time.monotonic() - began_s:.0f} s"
     if line is None:
-        yield failed(name, "the whole part", f"it had not ended {took}; what is above stands")
+        yield failed(name, "the whole part", f"it had not ended {after_text}; what is above stands")
     elif status:
-        yield failed(name, "the whole part", f"its process ended with status {status} {took}: {_last_line(log)}")
+        yield failed(name, "the whole part", f"its process ended with status {status} {after_text}: {_last_line(log)}")
 
 
 def _lines(child: subprocess.Popen[bytes]) -> queue.SimpleQueue[str]:
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read(stream: IO[bytes]) -> None:
         with stream:
             for line in stream:
-                found.put(line.decode("utf-8", "replace").strip() or " ")
-        found.put("")
+                lines.put(line.decode("utf-8", "replace").strip() or " ")
+        lines.put("")
 
     if child.stdout is not None:
         threading.Thread(target=read, args=(child.stdout,), daemon=True).start()
-    return found
+    return lines
 
 
 def _next(lines: queue.SimpleQueue[str], remaining_s: float) -> str | None:
@@ -150,26 +150,26 @@ def reported(report: Report, name: str, context: CheckContext) -> Iterator[Row]:
         yield failed(name, "the whole part", error)
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run one part for `in_process`: its name, and its context."""
-    name, said = words
+    name, context_text = arguments
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whatever it has started is ended too
-    context = from_arguments(said, Path(_folder(said)) / ROWS)
+    context = from_arguments(context_text, Path(_folder(context_text)) / ROWS)
     part = next(part for part in PARTS if part.name == name)
     for row in reported(part.report(), name, context):
         print(row.line(), flush=True)
 
 
-def _folder(said: str) -> str:
-    return str(from_arguments(said, Path("/nonexistent")).folder)
+def _folder(context_text: str) -> str:
+    return str(from_arguments(context_text, Path("/nonexistent")).folder)
 
 
 def chosen(only: Iterable[str]) -> tuple[Part, ...]:
     """Return the requested parts, in their order; all if none was requested. Raises: ValueError."""
     names = set(only)
-    known: Mapping[str, Part] = {part.name: part for part in PARTS}
-    if unknown := sorted(names - known.keys()):
-        raise ValueError(f"there is no part {unknown[0]!r}; there are {', '.join(known)}")
+    parts_by_name: Mapping[str, Part] = {part.name: part for part in PARTS}
+    if unknown := sorted(names - parts_by_name.keys()):
+        raise ValueError(f"there is no part {unknown[0]!r}; there are {', '.join(parts_by_name)}")
     return tuple(part for part in PARTS if not names or part.name in names)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.perf.verdicts import FAILS, HOLDS
+from penstock.perf.claims import FAILS, HOLDS
 
 _DIGITS = 4
 _WHOLE_FROM = 1000
@@ -37,31 +37,31 @@ class Row:
         return json.dumps(asdict(self))
 
 
-def parsed(line: str) -> Row | None:
+def parse_row(line: str) -> Row | None:
     """Parse a line that `Row.line` wrote; None for any other line, such as a library's output."""
     try:
-        found: dict[str, Any] = json.loads(line)
-        texts = all(isinstance(found.get(name, ""), str) for name in ("part", "what", "unit", "wanted", "note"))
-        fine = texts and isinstance(found["value"], float | int | str) and found.get("held") in {None, True, False}
-        return Row(**found) if fine else None
+        fields: dict[str, Any] = json.loads(line)
+        texts = all(isinstance(fields.get(name, ""), str) for name in ("part", "what", "unit", "wanted", "note"))
+        fine = texts and isinstance(fields["value"], float | int | str) and fields.get("held") in {None, True, False}
+        return Row(**fields) if fine else None
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
 
 
-def at_least(part: str, what: str, value: float, least: float, unit: str = "", note: str = "") -> Row:
+def at_least(part: str, what: str, value: float, minimum: float, unit: str = "", note: str = "") -> Row:
     """Make a Row that requires a figure to be at least so much."""
-    return Row(part, what, value, unit, f">= {figure(least)}", value >= least, note)
+    return Row(part, what, value, unit, f">= {figure(minimum)}", value >= minimum, note)
 
 
-def at_most(part: str, what: str, value: float, most: float, unit: str = "", note: str = "") -> Row:
+def at_most(part: str, what: str, value: float, maximum: float, unit: str = "", note: str = "") -> Row:
     """Make a Row that requires a figure to be at most so much; NaN fails."""
-    return Row(part, what, value, unit, f"<= {figure(most)}", value <= most, note)
+    return Row(part, what, value, unit, f"<= {figure(maximum)}", value <= maximum, note)
 
 
 def failed(part: str, what: str, error: BaseException | str) -> Row:
     """Make a Row for something that could not be found out; the reason goes on one line."""
-    words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return Row(part, what, "failed", held=False, note=" ".join(words.split())[:300])
+    reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return Row(part, what, "failed", held=False, note=" ".join(reason.split())[:300])
 
 
 def figure(value: float | str) -> str:
@@ -73,24 +73,24 @@ def figure(value: float | str) -> str:
     return f"{value:.{_DIGITS}g}"
 
 
-def table(title: str, rows: Sequence[Row], said: Mapping[str, Any]) -> str:
+def table(title: str, rows: Sequence[Row], description: Mapping[str, Any]) -> str:
     """Format the Markdown table, with the machine's description above it, and how many rows hold below."""
-    lines = [f"## {title}", "", *(f"- {name}: {value}" for name, value in said.items()), ""]
+    lines = [f"## {title}", "", *(f"- {name}: {value}" for name, value in description.items()), ""]
     lines += ["| part | what | found | wanted | |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         verdict = "" if row.held is None else HOLDS if row.held else f"**{FAILS}**"
-        found = " ".join(word for word in (figure(row.value), row.unit) if word)
+        figure_text = " ".join(word for word in (figure(row.value), row.unit) if word)
         last = "; ".join(word for word in (verdict, row.note) if word)
-        lines.append("| " + " | ".join(map(_cell, (row.part, row.what, found, row.wanted, last))) + " |")
+        lines.append("| " + " | ".join(map(_cell, (row.part, row.what, figure_text, row.wanted, last))) + " |")
     return "\n".join([*lines, "", summary(rows), ""])
 
 
 def summary(rows: Iterable[Row]) -> str:
     """Count."""
-    asked = [row for row in rows if row.held is not None]
-    bad = [row for row in asked if not row.held]
-    return f"{len(asked) - len(bad)} of {len(asked)} rows hold." + (
-        f" Not: {'; '.join(f'{row.part}: {row.what}' for row in bad)}." if bad else ""
+    judged = [row for row in rows if row.held is not None]
+    failing = [row for row in judged if not row.held]
+    return f"{len(judged) - len(failing)} of {len(judged)} rows hold." + (
+        f" Not: {'; '.join(f'{row.part}: {row.what}' for row in failing)}." if failing else ""
     )
 
 

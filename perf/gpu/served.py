@@ -15,7 +15,7 @@ from .context import CheckContext, best_rate
 from .engine import HELD, ROWS_EACH
 from .models import FP16, Variant
 from .rows import Row, at_least, at_most, failed
-from .servers import TRANSPORTS, Server, Transport, config_of, driving, loaded, serving
+from .server_driver import TRANSPORTS, Server, Transport, config_of, driving, loaded, serving
 
 WANTED, TIMES, SHARE = 0.90, 4.0, 0.8
 _SECONDS, _LEVEL_SECONDS, _PACED_SECONDS = 1.5, 0.4, 3.0
@@ -50,8 +50,8 @@ def _of_model(
         rates = yield from _measured(context, server, variant, transports)
         # half precision is what is served if latency matters
         if rates and len(transports) > 1 and variant.kind in HELD and variant.precision == FP16:
-            far = [transport for transport in rates if transport.shared_memory != "cuda"]
-            best = max(far or rates, key=lambda transport: rates[transport])
+            remote_transports = [transport for transport in rates if transport.shared_memory != "cuda"]
+            best = max(remote_transports or rates, key=lambda transport: rates[transport])
             yield from _latency(context, server, variant, best)
             if context.on_gpu:
                 no_graphs = {"optimization": {"cuda": {"graphs": False}}}
@@ -65,21 +65,21 @@ def _of_model(
 def _measured(
     context: CheckContext, server: Server, variant: Variant, transports: Sequence[Transport]
 ) -> Generator[Row, None, dict[Transport, float]]:  # fmt: skip
-    each = ROWS_EACH[variant.kind]
-    slots = min(max(_DEEP * context.best_rows(variant) // each, 2), _MAX_SLOTS)
+    rows_each = ROWS_EACH[variant.kind]
+    slots = min(max(_DEEP * context.best_rows(variant) // rows_each, 2), _MAX_SLOTS)
     rates: dict[Transport, float] = {}
     for transport in transports:
-        what = f"{variant.name}: {transport.name}"
+        label = f"{variant.name}: {transport.name}"
         try:
-            with driving(context, server, variant, transport, rows=each, slots=slots) as running:
+            with driving(context, server, variant, transport, rows=rows_each, slots=slots) as running:
                 window = loaded(running, Load(concurrency=slots), context.seconds(_SECONDS))
         except Exception as error:  # noqa: BLE001 - the other ways may do
-            yield failed("served", what, error)
+            yield failed("served", label, error)
             continue
-        rates[transport] = each * len(window.ends_ns) / window.seconds
+        rates[transport] = rows_each * len(window.ends_ns) / window.seconds
         errors = f", {window.errors.total()} errors: {window.errors.most_common(1)}" if window.errors else ""
         note = f"p50 {np.median(window.latencies_ns) / 1e6:.2f} ms, clients {window.cpu_s / window.seconds:.1f} cores"
-        yield Row("served", what, rates[transport], "rows/s", held=False if errors else None, note=note + errors)
+        yield Row("served", label, rates[transport], "rows/s", held=False if errors else None, note=note + errors)
     yield from _ratio(context, variant, rates)
     return rates
 
@@ -87,15 +87,15 @@ def _measured(
 def _ratio(context: CheckContext, variant: Variant, rates: dict[Transport, float]) -> Iterator[Row]:
     """Compare the better of HTTP and system shared memory with offline."""
     offline = context.figure_of(best_rate(variant))
-    counted = {
+    comparable_rates = {
         transport: rate for transport, rate in rates.items() if transport.shared_memory != "cuda" and not transport.grpc
     }
-    if not offline or not counted:
+    if not offline or not comparable_rates:
         return
-    transport = max(counted, key=lambda transport: counted[transport])
+    transport = max(comparable_rates, key=lambda transport: comparable_rates[transport])
     fronts = ", with fronts" if "fronts" in transport.name else ""
-    what, share = f"{variant.name}: server to offline{fronts}", counted[transport] / offline
-    row = at_least("served", what, share, WANTED, note=transport.name)
+    label, offline_ratio = f"{variant.name}: server to offline{fronts}", comparable_rates[transport] / offline
+    row = at_least("served", label, offline_ratio, WANTED, note=transport.name)
     # the front ends are measured to see what is left if one process is not enough for a server
     yield context.judged(row) if variant.kind in HELD and not fronts else replace(row, held=None, wanted="")
 
@@ -113,22 +113,22 @@ def _latency(
     with driving(context, server, variant, transport, rows=1, slots=slots) as running:
         curve = [
             (number, loaded(running, Load(concurrency=number), context.seconds(_LEVEL_SECONDS)))
-            for number in (1 << bit for bit in range(slots.bit_length()))
+            for number in (1 << exponent for exponent in range(slots.bit_length()))
         ]
         one_ms = float(np.median(curve[0][1].latencies_ns)) / 1e6
         yield Row("served", f"{variant.name}: one request alone, p50{setting}", one_ms, "ms", note=transport.name)
         number, knee = max(curve, key=lambda level: _per_s(level[1]) / float(level[1].latencies_ns.mean()))
         at_knee = f"the knee: {_per_s(knee):,.0f}/s of {number} at once"
-        for where, full_per_s, note in (
+        for where, full_per_s, knee_note in (
             ("the knee", _per_s(knee), at_knee),
             ("the greatest rate", max(_per_s(window) for _, window in curve), ""),
         ):
-            p99_ms, told = _paced(context, server, variant, running, SHARE * full_per_s)
-            what = f"{variant.name}: p99 at 80% of {where} to one alone{setting}"
+            p99_ms, note = _paced(context, server, variant, running, SHARE * full_per_s)
+            label = f"{variant.name}: p99 at 80% of {where} to one alone{setting}"
             row = at_most(
-                "served", what, p99_ms / one_ms, TIMES, note=f"{told} over {transport.name}; {note}".rstrip("; ")
+                "served", label, p99_ms / one_ms, TIMES, note=f"{note} over {transport.name}; {knee_note}".rstrip("; ")
             )
-            judged = note and not setting
+            judged = knee_note and not setting
             yield context.judged(row) if judged else replace(row, held=None, wanted="")
 
 
@@ -145,8 +145,8 @@ def _paced(
     sizes, stolen_s = _sizes(server.batches(variant.name), before), processes.stolen_s() - stolen_s
     p50_ms, p99_ms = (float(each) / 1e6 for each in np.quantile(window.latencies_ns, (0.5, 0.99)))
     late_ms = float(np.quantile(window.late_ns, 0.99)) / 1e6 if len(window.late_ns) else 0.0
-    noise = f"{_usual_ms(window, 0.99):.2f} in the median tenth, {stolen_s:.1f} s of CPU stolen"
-    times = f"p50 {p50_ms:.2f} and p99 {p99_ms:.2f} ms ({noise}) at {rate_per_s:,.0f} requests/s"
+    noise_note = f"{_usual_ms(window, 0.99):.2f} in the median tenth, {stolen_s:.1f} s of CPU stolen"
+    times = f"p50 {p50_ms:.2f} and p99 {p99_ms:.2f} ms ({noise_note}) at {rate_per_s:,.0f} requests/s"
     return p99_ms, f"{times}; the load was {late_ms:.2f} ms late at p99; {sizes}"
 
 
@@ -163,6 +163,6 @@ def _sizes(after: Mapping[int, tuple[int, int]], before: Mapping[int, tuple[int,
         count_before, took_before = before.get(rows, (0, 0))
         if count > count_before:
             ran[rows] = (count - count_before, (took_ns - took_before) / 1e6)
-    most = sorted(sorted(ran, key=lambda rows: -ran[rows][1])[:_MAX_SIZES_LISTED])
-    told = ", ".join(f"{rows} x{ran[rows][0]} of {ran[rows][1] / ran[rows][0]:.2f}" for rows in most)
-    return f"{len(ran)} sizes in {sum(count for count, _ in ran.values())} batches: {told} ms"
+    largest = sorted(sorted(ran, key=lambda rows: -ran[rows][1])[:_MAX_SIZES_LISTED])
+    described = ", ".join(f"{rows} x{ran[rows][0]} of {ran[rows][1] / ran[rows][0]:.2f}" for rows in largest)
+    return f"{len(ran)} sizes in {sum(count for count, _ in ran.values())} batches: {described} ms"

@@ -19,12 +19,12 @@ import numpy as np
 from penstock.backends.cuda import CudaError, Runtime, find_runtime, unavailable_reason
 from penstock.perf.profiling.control import ControlError
 
-from . import taken
+from . import truncated_memory
 from .context import CheckContext
 from .correct import POOL, TOLERANCE, max_error, on_cpu
 from .models import FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
-from .servers import Server, config_of, serving
+from .server_driver import Server, config_of, serving
 
 CHECKED = (("mlp", FP32), ("cnn", FP16), ("encoder", FP16))
 SIZES = (1, 3, 2, 5, 8, 1)
@@ -37,8 +37,8 @@ def report(context: CheckContext) -> Iterator[Row]:
     """Yield the greatest error of the answers."""
     runtime = find_runtime()
     if runtime is None:
-        held = False if context.on_gpu else None
-        yield Row("shared", "answers through CUDA shared memory", "not checked", held=held, note=unavailable_reason())
+        passed = False if context.on_gpu else None
+        yield Row("shared", "answers through CUDA shared memory", "not checked", held=passed, note=unavailable_reason())
         return
     with serving(context, "shared") as server:
         for kind, precision in CHECKED:
@@ -46,39 +46,39 @@ def report(context: CheckContext) -> Iterator[Row]:
             try:
                 context.file(variant)
                 server.control.load(variant.name, config_of(context, variant.name, _ROWS))
-                wanted = on_cpu(context, context.variant(kind, FP32))
-                off = furthest(server, runtime, variant, wanted)
+                expected = on_cpu(context, context.variant(kind, FP32))
+                deviation = max_client_error(server, runtime, variant, expected)
                 server.control.unload(variant.name)
             except Exception as error:  # noqa: BLE001 - the other models may do
                 yield failed("shared", variant.name, error)
             else:
                 note = f"{_TURNS} turns of {len(SIZES)} clients, {_ROWS} rows a batch at most"
-                yield at_most("shared", f"{variant.name}: off by at most", off, TOLERANCE[precision], note=note)
-        yield _taken(context, server)
+                yield at_most("shared", f"{variant.name}: off by at most", deviation, TOLERANCE[precision], note=note)
+        yield _truncation_row(context, server)
 
 
-def _taken(context: CheckContext, server: Server) -> Row:
+def _truncation_row(context: CheckContext, server: Server) -> Row:
     variant = context.variant("cnn", FP16)
     try:
         server.control.load(variant.name, config_of(context, variant.name, _ROWS))
-        return taken.row(server, variant, on_cpu(context, context.variant("cnn", FP32)))
+        return truncated_memory.row(server, variant, on_cpu(context, context.variant("cnn", FP32)))
     except Exception as error:  # noqa: BLE001 - as above
         return failed("shared", f"{variant.name}: while memory is taken away", error)
 
 
-def furthest(server: Server, runtime: Runtime, variant: Variant, wanted: Tensor) -> float:
+def max_client_error(server: Server, runtime: Runtime, variant: Variant, expected: Tensor) -> float:
     """Have all clients send requests; return the error of the worst answer. Raises: RuntimeError if one is refused."""
-    drawn = variant.inputs(POOL)
+    inputs = variant.inputs(POOL)
     with ExitStack() as stack:
         clients = [stack.enter_context(_Client(server, runtime, variant, rows)) for rows in SIZES]
         pool = stack.enter_context(ThreadPoolExecutor(len(clients)))
 
         def ask(turn: int, number: int) -> float:
-            rows = [(7 * turn + 5 * number + at) % POOL for at in range(SIZES[number])]
-            answer = clients[number].ask({name: each[rows] for name, each in drawn.items()}, wanted[rows].shape)
-            return max_error(answer, wanted[rows])
+            rows = [(7 * turn + 5 * number + index) % POOL for index in range(SIZES[number])]
+            answer = clients[number].ask({name: each[rows] for name, each in inputs.items()}, expected[rows].shape)
+            return max_error(answer, expected[rows])
 
-        return max(off for turn in range(_TURNS) for off in pool.map(partial(ask, turn), range(len(SIZES))))
+        return max(error for turn in range(_TURNS) for error in pool.map(partial(ask, turn), range(len(SIZES))))
 
 
 class _Client:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.backends.backend import Array, Binding
 from penstock.backends.loading import load_onnx
 
-from .bindings import bound, drawn_for, fill
+from .bindings import bind_rows, draw_inputs, fill
 from .context import CheckContext
 from .models import FP16, Variant
 from .rows import Row, failed
@@ -42,18 +42,18 @@ def _measured(context: CheckContext, variant: Variant, search: str) -> Iterator[
     backend = load_onnx(context.file(variant), context.device, options)
     name = f"{variant.name}{f', search {search}' if search else ''}"
     try:
-        binding = bound(context, variant, backend, max(SIZES))
-        feed = drawn_for(backend, variant, max(SIZES))
+        binding = bind_rows(context, variant, backend, max(SIZES))
+        feed = draw_inputs(backend, variant, max(SIZES))
         _took_ms(binding, feed, 1)  # libraries are loaded in the first run of all
-        first_ms, worst, at = 0.0, 0.0, 0
+        first_ms, worst, worst_rows = 0.0, 0.0, 0
         for rows in SIZES:
             first, *later = [_took_ms(binding, feed, rows) for _ in range(1 + _LATER)]
             usual = float(np.median(later))
             first_ms += first
-            worst, at = max((worst, at), (first / usual, rows))
+            worst, worst_rows = max((worst, worst_rows), (first / usual, rows))
             note = f"then {usual:.2f} ms: {first / usual:.1f} times"
             yield Row(_PART, f"{name}: {rows} rows, first run", first, "ms", note=note)
-        note = f"{len(SIZES)} sizes; at worst {worst:.0f} times a later run, at {at} rows"
+        note = f"{len(SIZES)} sizes; at worst {worst:.0f} times a later run, at {worst_rows} rows"
         yield Row(_PART, f"{name}: first runs together", first_ms, "ms", note=note)
         again_ms = sum(_took_ms(binding, feed, rows) for rows in SIZES)
         note = f"the same {len(SIZES)} sizes once more, each after another one"

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 
 from penstock.backends.cuda import CudaError, Runtime, find_runtime, unavailable_reason
 
-from .regions import Create, Registrar, Write, forgotten
+from .shared_memory import Create, Registrar, Write, forgotten
 from .tensors import InputError
 
 DEVICE = 0
@@ -18,17 +18,17 @@ def cuda() -> Create:
 
     Raises: InputError if there is none; what is returned raises it if there is no memory.
     """
-    found = find_runtime()
-    if found is None:
+    runtime = find_runtime()
+    if runtime is None:
         raise InputError(
             f"--shared-memory cuda: it needs a GPU beside this command: {unavailable_reason()}. Use system or none"
         )
 
     def create(stack: ExitStack, control: Registrar, region: str, size: int) -> Write:
         try:
-            pointer = found.allocate(size, DEVICE)
-            stack.callback(_freed, found, pointer)
-            handle = found.export_handle(pointer, DEVICE)
+            pointer = runtime.allocate(size, DEVICE)
+            stack.callback(_freed, runtime, pointer)
+            handle = runtime.export_handle(pointer, DEVICE)
         except CudaError as error:
             raise InputError(f"--shared-memory cuda: {error}") from None
         # freed after the server has released it: the reverse order is undefined
@@ -37,7 +37,7 @@ def cuda() -> Create:
 
         def write(offset: int, raw: bytes) -> None:
             try:
-                found.write(pointer + offset, DEVICE, raw)
+                runtime.write(pointer + offset, DEVICE, raw)
             except CudaError as error:
                 raise InputError(f"--shared-memory cuda: {error}") from None
 

@@ -43,8 +43,10 @@ class GrpcWriter:
         ]
 
         def written(identity: bytes, mark: int) -> bytes:
-            said = marks[mark]
-            return b"".join((PREFIX.pack(0, size + len(identity) + len(said)), identity, said, message))
+            mark_parameters = marks[mark]
+            return b"".join(
+                (PREFIX.pack(0, size + len(identity) + len(mark_parameters)), identity, mark_parameters, message)
+            )
 
         return written
 
@@ -59,10 +61,10 @@ class GrpcWriter:
                 message.raw_input_contents.append(sent.raw)
             else:
                 _place(tensor.parameters, sent.place)
-        for wanted in self.call.outputs:
-            output = message.outputs.add(name=wanted.name)
-            if wanted.place is not None:
-                _place(output.parameters, wanted.place)
+        for requested in self.call.outputs:
+            output = message.outputs.add(name=requested.name)
+            if requested.place is not None:
+                _place(output.parameters, requested.place)
         return bytes(message.SerializeToString(deterministic=True))
 
 
@@ -72,21 +74,21 @@ def _parameters(parameters: dict[str, str | int | float | bool]) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _place(written: MutableMapping[str, Any], place: Place) -> None:
-    _set(written, ("shared_memory_region", place.region), ("shared_memory_byte_size", place.nbytes))
+def _place(parameters_map: MutableMapping[str, Any], place: Place) -> None:
+    _set(parameters_map, ("shared_memory_region", place.region), ("shared_memory_byte_size", place.nbytes))
     if place.offset:
-        _set(written, ("shared_memory_offset", place.offset))
+        _set(parameters_map, ("shared_memory_offset", place.offset))
 
 
-def _set(written: MutableMapping[str, Any], *parameters: Parameter) -> None:
+def _set(parameters_map: MutableMapping[str, Any], *parameters: Parameter) -> None:
     for name, value in parameters:
         if isinstance(value, bool):
-            written[name].bool_param = value
+            parameters_map[name].bool_param = value
         elif isinstance(value, int) and value > _MAX_SIGNED:
-            written[name].uint64_param = value
+            parameters_map[name].uint64_param = value
         elif isinstance(value, int):
-            written[name].int64_param = value
+            parameters_map[name].int64_param = value
         elif isinstance(value, float):
-            written[name].double_param = value
+            parameters_map[name].double_param = value
         else:
-            written[name].string_param = value
+            parameters_map[name].string_param = value

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from penstock.perf.generator.orders import Target
 
-from .tensors import InputError, Sent, Step, to_json
-from .writing import Call, Template, Wanted
+from .tensors import InputError, InputTensor, Step, to_json
+from .writing import Call, RequestedOutput, Template
 
 _MARKS = (
     b',"sequence_start":false,"sequence_end":false',
@@ -68,20 +68,20 @@ class HttpWriter:
         tensors = b"".join(binary)
         return _Body(parameters, members + b"}", tensors, self._head(len(tensors) if binary else None))
 
-    def _input(self, sent: Sent) -> bytes:
+    def _input(self, sent: InputTensor) -> bytes:
         entry: dict[str, Any] = {"name": sent.name, "datatype": sent.datatype, "shape": sent.shape}
         if sent.place is not None:
-            return _compact({**entry, "parameters": _shared(Wanted(sent.name, sent.place))})
+            return _compact({**entry, "parameters": _shared(RequestedOutput(sent.name, sent.place))})
         if self.binary_input:
             return _compact({**entry, "parameters": {"binary_data_size": len(sent.raw)}})
         return _compact(entry)[:-1] + b',"data":' + to_json(sent) + b"}"
 
-    def _output(self, wanted: Wanted) -> dict[str, Any]:
-        if wanted.place is not None:
-            return {"name": wanted.name, "parameters": _shared(wanted)}
+    def _output(self, requested: RequestedOutput) -> dict[str, Any]:
+        if requested.place is not None:
+            return {"name": requested.name, "parameters": _shared(requested)}
         # the default for an output is JSON
         binary = {"parameters": {"binary_data": True}} if self.binary_output else {}
-        return {"name": wanted.name, **binary}
+        return {"name": requested.name, **binary}
 
     def _head(self, binary_bytes: int | None) -> Callable[[int], bytes]:
         """Return what writes a head, given the length of the JSON. `binary_bytes` follow it; None: there are none."""
@@ -110,10 +110,10 @@ def _compact(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _shared(wanted: Wanted) -> dict[str, Any]:
-    if wanted.place is None:
+def _shared(requested: RequestedOutput) -> dict[str, Any]:
+    if requested.place is None:
         return {}
-    place = wanted.place
+    place = requested.place
     offset = {"shared_memory_offset": place.offset} if place.offset else {}
     return {"shared_memory_region": place.region, "shared_memory_byte_size": place.nbytes, **offset}
 
@@ -128,8 +128,8 @@ def _named(target: Target, headers: tuple[tuple[str, str], ...]) -> list[str]:
     for name, value in headers:
         if name.lower() in _OURS:
             raise InputError(f"-H {name}: this header is written for each request as its body needs it")
-        wrong = not name.isascii() or not name or _NO_TOKEN & set(name) or {"\r", "\n", "\0"} & set(value)
-        if wrong or any(ord(letter) > 255 for letter in value):
+        is_invalid = not name.isascii() or not name or _NO_TOKEN & set(name) or {"\r", "\n", "\0"} & set(value)
+        if is_invalid or any(ord(letter) > 255 for letter in value):
             raise InputError(f"-H '{name}:{value}': no HTTP header can be written so")
         lines.append(f"{name}: {value}")
     return lines

@@ -14,14 +14,14 @@ from .batches import alone, check_batch, in_order
 from .cuda_regions import cuda
 from .grpc import GrpcWriter
 from .http import HttpWriter
-from .regions import Registrar, shared, system
+from .inputs import streams
 from .repeated import Repeated
 from .sequences import Lengths, Sequences, ids
-from .sources import streams
+from .shared_memory import Registrar, shared, system
 from .tensors import InputError, Step
-from .writing import Call, Wanted, Writer, check_parameters
+from .writing import Call, RequestedOutput, Writer, check_parameters
 
-__all__ = ["InputError", "Prepared", "prepared"]
+__all__ = ["InputError", "Prepared", "prepare_payloads"]
 
 SEQUENCE_LENGTH = 20
 """The default length of sequences of generated data."""
@@ -36,9 +36,9 @@ class Prepared:
 
 
 @contextmanager
-def prepared(
+def prepare_payloads(
     model: ModelDescription,
-    asked: Input,
+    options: Input,
     target: Target,
     control: Registrar,
     *,
@@ -50,61 +50,63 @@ def prepared(
     `headers` are for HTTP requests. `slots`: the most concurrent requests, among which sequences share ids; 0: unknown.
     Raises: InputError; ControlError if the server rejects shared memory; OSError if none is available.
     """
-    check_batch(model, asked.batch)
-    check_parameters(asked.parameters)
-    found = streams(model, asked)
-    notes = list(found.notes)
+    check_batch(model, options.batch)
+    check_parameters(options.parameters)
+    input_data = streams(model, options)
+    notes = list(input_data.notes)
     if model.sequences:
-        steps = tuple(in_order(model, stream, asked.batch) for stream in found.streams)
+        steps = tuple(in_order(model, stream, options.batch) for stream in input_data.streams)
     else:
-        steps = (alone(model, found.streams[0], asked.batch),)
-        if len(found.streams) > 1:
-            notes.append(f"--input-data: of {len(found.streams)} streams the first is sent: the model has no sequences")
-    with _placed(model, asked, control, steps) as (placed, wanted):
-        writer = _writer(Call(model.name, model.version, wanted, asked.parameters), model, asked, target, headers)
+        steps = (alone(model, input_data.streams[0], options.batch),)
+        if len(input_data.streams) > 1:
+            notes.append(
+                f"--input-data: of {len(input_data.streams)} streams the first is sent: the model has no sequences"
+            )
+    with _placed(model, options, control, steps) as (placed, outputs):
+        writer = _writer(Call(model.name, model.version, outputs, options.parameters), model, options, target, headers)
         payloads: Payloads
         if model.sequences:
             payloads = Sequences(
                 writer=writer,
                 streams=placed,
-                ids=ids(*asked.sequence_ids, slots),
-                lengths=_lengths(asked, given=found.given),
-                rows=asked.batch,
-                seed=asked.seed,
+                ids=ids(*options.sequence_ids, slots),
+                lengths=_lengths(options, is_given=input_data.given),
+                rows=options.batch,
+                seed=options.seed,
             )
             for step in (step for stream in placed for step in stream):
                 writer.template(step)  # report what cannot be written here, not in a process of the generator
         else:
-            payloads = Repeated(tuple(writer.whole(step) for step in placed[0]), asked.batch)
+            payloads = Repeated(tuple(writer.whole(step) for step in placed[0]), options.batch)
         yield Prepared(payloads, tuple(notes))
 
 
 @contextmanager
 def _placed(
-    model: ModelDescription, asked: Input, control: Registrar, steps: tuple[tuple[Step, ...], ...]
-) -> Iterator[tuple[tuple[tuple[Step, ...], ...], tuple[Wanted, ...]]]:
-    if asked.shared_memory == "none":
-        yield steps, tuple(Wanted(each.name) for each in model.outputs)
-    elif asked.shared_memory in ("system", "cuda"):
-        create = system if asked.shared_memory == "system" else cuda()
-        with shared(control, model, steps, asked.batch, asked.output_shared_memory_bytes, create) as found:
-            yield found
+    model: ModelDescription, options: Input, control: Registrar, steps: tuple[tuple[Step, ...], ...]
+) -> Iterator[tuple[tuple[tuple[Step, ...], ...], tuple[RequestedOutput, ...]]]:
+    if options.shared_memory == "none":
+        yield steps, tuple(RequestedOutput(each.name) for each in model.outputs)
+    elif options.shared_memory in ("system", "cuda"):
+        create = system if options.shared_memory == "system" else cuda()
+        with shared(control, model, steps, options.batch, options.output_shared_memory_bytes, create) as regions:
+            yield regions
     else:
         raise InputError("--shared-memory: the choices are none, system and cuda")
 
 
 def _writer(
-    call: Call, model: ModelDescription, asked: Input, target: Target, headers: Sequence[tuple[str, str]]
+    call: Call, model: ModelDescription, options: Input, target: Target, headers: Sequence[tuple[str, str]]
 ) -> Writer:
     if target.grpc is not None:
         return GrpcWriter(call, empty_final=target.grpc.streaming and model.decoupled)
-    return HttpWriter(call, target, tuple(headers), asked.binary_input, asked.binary_output)
+    return HttpWriter(call, target, tuple(headers), options.binary_input, options.binary_output)
 
 
-def _lengths(asked: Input, *, given: bool) -> Lengths:
-    length = asked.sequence_length
+def _lengths(options: Input, *, is_given: bool) -> Lengths:
+    length = options.sequence_length
     if length is not None and length < 1:
         raise InputError(f"--sequence-length {length}: a sequence has one request at least")
-    if length is None and not given:
+    if length is None and not is_given:
         length = SEQUENCE_LENGTH
-    return Lengths(length, asked.sequence_variation)
+    return Lengths(length, options.sequence_variation)

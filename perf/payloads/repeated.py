@@ -16,8 +16,8 @@ class Repeated:
 
     def stream(self, slot: int) -> Iterator[bytes]:
         """Return them, beginning with one chosen by the slot's number."""
-        first = slot % len(self.requests)
-        return itertools.cycle(self.requests[first:] + self.requests[:first])
+        first_index = slot % len(self.requests)
+        return itertools.cycle(self.requests[first_index:] + self.requests[:first_index])
 
     def ending(self, slot: int) -> None:
         """Return nothing: there is nothing to end."""

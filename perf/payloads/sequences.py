@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from .tensors import InputError, Step
 from .writing import FIRST, LAST, Template, Writer
 
-MOST_IDS = 2**32 - 1
+MAX_IDS = 2**32 - 1
 """The number of ids used if no end is given, as in perf_analyzer."""
-MOST_SLOTS = 1 << 16
+MAX_SLOTS = 1 << 16
 """The assumed number of slots if it is unknown."""
 
 
@@ -25,8 +25,8 @@ class Ids:
 
     def of(self, slot: int, number: int) -> int:
         """Return the id of a slot's sequence. Once its own are used up, they repeat."""
-        own = (self.count - slot + self.slots - 1) // self.slots
-        return self.first + slot + number % own * self.slots
+        ids_of_slot = (self.count - slot + self.slots - 1) // self.slots
+        return self.first + slot + number % ids_of_slot * self.slots
 
 
 def ids(first: int, count: int, slots: int) -> Ids:
@@ -34,10 +34,10 @@ def ids(first: int, count: int, slots: int) -> Ids:
     flag = f"--sequence-id-range {first}:{first + count if count else ''}"
     if first < 1 or count < 0:
         raise InputError(f"{flag}: it starts from 1 at least, and ends above where it starts")
-    count = count or MOST_IDS
+    count = count or MAX_IDS
     if count < slots:
         raise InputError(f"{flag}: {count} ids are fewer than the {slots} sequences that may be under way at once")
-    return Ids(first, count, slots or min(MOST_SLOTS, count))
+    return Ids(first, count, slots or min(MAX_SLOTS, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class Sequences:
 
     def template(self, stream: int, step: int) -> Template:
         """Return the template of one step's requests."""
-        found = self._templates.get((stream, step))
-        if found is None:
-            found = self._templates[stream, step] = self.writer.template(self.streams[stream][step])
-        return found
+        template = self._templates.get((stream, step))
+        if template is None:
+            template = self._templates[stream, step] = self.writer.template(self.streams[stream][step])
+        return template
 
 
 class _Slot:

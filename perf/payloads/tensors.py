@@ -1,6 +1,6 @@
 """Tensors to send: random, zeros, or from JSON values or raw bytes. Elements are as on the v2 wire.
 
-Used by `sources.py`. Random data is as perf_analyzer's, with two differences: floating-point numbers are in [0, 1),
+Used by `inputs.py`. Random data is as perf_analyzer's, with two differences: floating-point numbers are in [0, 1),
 since random bits would include NaN, infinities and numbers that slow a processor down; BOOL is 0 or 1.
 """
 
@@ -24,7 +24,7 @@ from penstock.server.v2 import tensors as wire
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .?!"
 """The alphabet of random strings."""
 _LENGTH = struct.Struct("<I")
-_TAKEN: dict[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float), "O": (str,)}
+_ACCEPTED_TYPES: dict[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float), "O": (str,)}
 _WORDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "O": "strings"}
 
 
@@ -50,7 +50,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class InputTensor:
     """One input of one request, `shape` with its rows. If it is in shared memory, `raw` is empty."""
 
     name: str
@@ -60,7 +60,7 @@ class Sent:
     place: Place | None = None
 
 
-Step = tuple[Sent, ...]
+Step = tuple[InputTensor, ...]
 """All inputs of one request."""
 
 
@@ -108,8 +108,8 @@ def strings(tensor: Tensor, rng: np.random.Generator, length: int, text: str | N
     if text:
         return Values(tensor.shape, serialized([text.encode()] * count))
     letters = np.frombuffer(LETTERS.encode(), np.uint8)
-    drawn = rng.choice(letters, (count, length))
-    return Values(tensor.shape, serialized([row.tobytes() for row in drawn]))
+    letters_by_row = rng.choice(letters, (count, length))
+    return Values(tensor.shape, serialized([row.tobytes() for row in letters_by_row]))
 
 
 def serialized(elements: Sequence[bytes]) -> bytes:
@@ -121,9 +121,9 @@ def of_json(tensor: Tensor, values: Sequence[Any], where: str) -> bytes:
     """Convert flat JSON values to raw bytes; BF16 truncates. Raises: InputError."""
     kind = datatype_of(tensor)
     letter = "f" if kind.name == "BF16" else kind.dtype.kind
-    taken = _TAKEN[letter]
+    accepted_types = _ACCEPTED_TYPES[letter]
     for value in values:
-        if not isinstance(value, taken) or (isinstance(value, bool) and letter != "b"):
+        if not isinstance(value, accepted_types) or (isinstance(value, bool) and letter != "b"):
             raise InputError(f"{where}: {kind.name} takes {_WORDS[letter]} in one flat array, got {str(value)[:40]}")
     try:
         if letter == "O":
@@ -148,15 +148,15 @@ def of_base64(text: Any, where: str) -> bytes:
 
 def check_size(tensor: Tensor, values: Values, where: str) -> None:
     """Check raw bytes against their shape. Raises: InputError."""
-    wanted = nbytes_of(tensor.datatype, values.shape)
-    if wanted is None:
+    expected_bytes = nbytes_of(tensor.datatype, values.shape)
+    if expected_bytes is None:
         count = len(elements_of(values.raw, where))
         if count != math.prod(values.shape):
             wants = f"{math.prod(values.shape)} strings for shape {text_of(values.shape)}"
             raise InputError(f"{where}: it has {count} strings, expected {wants}")
-    elif len(values.raw) != wanted:
-        of = f"for {tensor.datatype} of shape {text_of(values.shape)}"
-        raise InputError(f"{where}: it has {len(values.raw)} bytes, expected {wanted} {of}")
+    elif len(values.raw) != expected_bytes:
+        subject = f"for {tensor.datatype} of shape {text_of(values.shape)}"
+        raise InputError(f"{where}: it has {len(values.raw)} bytes, expected {expected_bytes} {subject}")
 
 
 def elements_of(raw: bytes, where: str) -> list[bytes]:
@@ -173,7 +173,7 @@ def elements_of(raw: bytes, where: str) -> list[bytes]:
     return elements
 
 
-def to_json(sent: Sent) -> bytes:
+def to_json(sent: InputTensor) -> bytes:
     """Format an input as one flat JSON array. Raises: InputError if JSON cannot represent it."""
     flag = "--input-tensor-format json"
     if sent.datatype == "BYTES":

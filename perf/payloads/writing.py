@@ -17,7 +17,7 @@ _OURS = ("sequence_id", "sequence_start", "sequence_end", "binary_data_output", 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedOutput:
     """A requested output, in shared memory or not."""
 
     name: str
@@ -30,7 +30,7 @@ class Call:
 
     model: str
     version: str
-    outputs: tuple[Wanted, ...]
+    outputs: tuple[RequestedOutput, ...]
     parameters: tuple[Parameter, ...] = ()
 
 

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.perf.numbers import at_least_one
+from penstock.perf.argument_types import positive_int
 from penstock.perf.profiling import environment
 
-from . import environments, questions, results, tables
+from . import environments, reference_answers, results, tables
 from .environments import Environment, InstallError
 from .peer import Peer
-from .questions import MODELS
+from .reference_answers import MODELS
 from .results import Results
 from .roster import PEERS, RUNTIME
 from .rounds import Plan, measure
@@ -33,96 +33,100 @@ _SHOWN_PACKAGES = ("onnxruntime", "numpy")
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    made = argparse.ArgumentParser(
+    command_parser = argparse.ArgumentParser(
         prog="penstock perf peers",
         description="Install other servers, each in its own environment, serve the same models with each, and print "
         "one table: requests/s, p50, p99, server CPU per request, memory.",
     )
-    made.add_argument(
+    command_parser.add_argument(
         "--peers", type=_choices_of(PEERS), default=tuple(PEERS), metavar="A,B", help=f"any of {', '.join(PEERS)}"
     )
-    made.add_argument(
+    command_parser.add_argument(
         "--models", type=_choices_of(MODELS), default=MODELS, metavar="A,B", help=f"any of {', '.join(MODELS)}"
     )
-    made.add_argument(
+    command_parser.add_argument(
         "--wires", type=_choices_of(KINDS), default=KINDS, metavar="A,B", help=f"any of {', '.join(KINDS)}"
     )
-    made.add_argument(
+    command_parser.add_argument(
         "--concurrency", type=_counts, default=(1, 8, 32), metavar="N,M", help="concurrent requests (default: 1,8,32)"
     )
-    made.add_argument("--rounds", type=at_least_one, default=3, help="runs per peer; medians are reported (3)")
-    made.add_argument("--seconds", type=_seconds, default=1.2, help="load per run in seconds (1.2)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the full results")
-    made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables into this page")
-    made.add_argument(
+    command_parser.add_argument(
+        "--rounds", type=positive_int, default=3, help="runs per peer; medians are reported (3)"
+    )
+    command_parser.add_argument("--seconds", type=_seconds, default=1.2, help="load per run in seconds (1.2)")
+    command_parser.add_argument("--json", type=Path, metavar="FILE", help="write the full results")
+    command_parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables into this page")
+    command_parser.add_argument(
         "--folder",
         type=Path,
         default=environments.DEFAULT_FOLDER,
         help=f"folder of the environments ({environments.DEFAULT_FOLDER})",
     )
-    made.add_argument("--keep", action="store_true", help="keep the servers' working folders, with their logs")
-    made.add_argument("--list", action="store_true", help="list the peers and how they are set up")
-    return made
+    command_parser.add_argument(
+        "--keep", action="store_true", help="keep the servers' working folders, with their logs"
+    )
+    command_parser.add_argument("--list", action="store_true", help="list the peers and how they are set up")
+    return command_parser
 
 
-def _choices_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+def _choices_of(choices: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     def chosen(text: str) -> tuple[str, ...]:
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        unknown = [word for word in words if word not in known]
-        if unknown or not words:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'none'}: not of {', '.join(known)}")
-        return tuple(word for word in known if word in words)
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        unknown = [name for name in names if name not in choices]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'none'}: not of {', '.join(choices)}")
+        return tuple(name for name in choices if name in names)
 
     return chosen
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({at_least_one(word) for word in text.split(",")}))
+    return tuple(sorted({positive_int(word) for word in text.split(",")}))
 
 
 def _seconds(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = 0.0
-    if not 0.1 <= found <= 3600:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, from 0.1 to 3600")
-    return found
+    return seconds
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Install, measure, print and write. Returns: the exit status."""
-    asked = parser().parse_args(words)
-    if asked.list:
-        _list(asked.folder)
+    args = parser().parse_args(arguments)
+    if args.list:
+        _list(args.folder)
         return _DONE
-    plan = Plan(asked.models, asked.wires, asked.concurrency, asked.rounds, asked.seconds, asked.keep)
-    peers = [PEERS[name] for name in asked.peers if plan.wires(PEERS[name])]
-    found = Results(
+    plan = Plan(args.models, args.wires, args.concurrency, args.rounds, args.seconds, args.keep)
+    peers = [PEERS[name] for name in args.peers if plan.wires(PEERS[name])]
+    results_found = Results(
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        command=shlex.join(["penstock", "perf", "peers", *words]),
+        command=shlex.join(["penstock", "perf", "peers", *arguments]),
         rounds=plan.rounds,
         seconds=plan.seconds,
         machine=environment.machine() | {"python": f"CPython {platform.python_version()}"},
         configurations={peer.name: peer.configuration for peer in peers},
     )
-    began = time.monotonic()
+    start_s = time.monotonic()
     before = {number: signal.signal(number, _interrupt) for number in _STOPS}
     try:
-        _run(plan, peers, asked.folder, found)
+        _run(plan, peers, args.folder, results_found)
     except KeyboardInterrupt:
-        found.interrupted = True
-    except questions.MissingModelsError as error:
+        results_found.interrupted = True
+    except reference_answers.MissingModelsError as error:
         print(f"penstock perf peers: {error}", file=sys.stderr)
         return _FAILED
     finally:
-        for number, former in before.items():
-            signal.signal(number, former)
-        found.took_s = time.monotonic() - began
-    _write_results(found, asked)
-    if found.interrupted:
+        for number, previous_handler in before.items():
+            signal.signal(number, previous_handler)
+        results_found.took_s = time.monotonic() - start_s
+    _write_results(results_found, args)
+    if results_found.interrupted:
         return _INTERRUPTED
-    return _DONE if any(cell.measured for cell in found.cells) else _FAILED
+    return _DONE if any(cell.measured for cell in results_found.cells) else _FAILED
 
 
 def _interrupt(*_: object) -> None:
@@ -133,46 +137,49 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(plan: Plan, peers: Sequence[Peer], folder: Path, found: Results) -> None:
-    models = questions.prepare(plan.models)
-    began = time.monotonic()
+def _run(plan: Plan, peers: Sequence[Peer], folder: Path, results_found: Results) -> None:
+    models = reference_answers.prepare(plan.models)
+    start_s = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"[{time.monotonic() - began:5.0f} s] {text}", file=sys.stderr, flush=True)
+        print(f"[{time.monotonic() - start_s:5.0f} s] {text}", file=sys.stderr, flush=True)
 
     ready: dict[str, tuple[Peer, Environment]] = {}
     for peer in peers:
         try:
-            wanted = environments.requirements(peer, RUNTIME)
-            place = environments.provide(peer, wanted, folder, partial(_named, say, peer.name))
+            requirements = environments.requirements(peer, RUNTIME)
+            environment = environments.provide(peer, requirements, folder, partial(_named, say, peer.name))
         except InstallError as error:
-            found.failed[peer.name] = str(error)
+            results_found.failed[peer.name] = str(error)
             say(f"{peer.name}: {error}")
             continue
-        ready[peer.name] = peer, place
+        ready[peer.name] = peer, environment
         names = dict.fromkeys((peer.package, *_SHOWN_PACKAGES))
-        found.versions[peer.name] = {name: place.versions.get(name, "?") for name in names}
+        results_found.versions[peer.name] = {name: environment.versions.get(name, "?") for name in names}
     say(f"measuring takes about {plan.estimate_s([peer for peer, _ in ready.values()]) / 60:.0f} minutes")
-    measure(plan, ready, models, found, say)
+    measure(plan, ready, models, results_found, say)
 
 
-def _named(say: Callable[[str], None], name: str, text: str) -> None:
-    say(f"{name}: {text}")
+def _named(report_progress: Callable[[str], None], name: str, text: str) -> None:
+    report_progress(f"{name}: {text}")
 
 
-def _write_results(found: Results, asked: Any) -> None:
-    for line in tables.terminal(found):
+def _write_results(results_found: Results, args: Any) -> None:
+    for line in tables.terminal(results_found):
         print(line)
-    if asked.json:
-        results.write(found, asked.json)
-    if asked.markdown:
-        tables.write_markdown(found, asked.markdown)
+    if args.json:
+        results.write(results_found, args.json)
+    if args.markdown:
+        tables.write_markdown(results_found, args.markdown)
 
 
 def _list(folder: Path) -> None:
     for peer in PEERS.values():
-        wanted = environments.requirements(peer, RUNTIME)
-        there = not wanted or environments.is_current(folder.resolve() / peer.name, wanted)
-        print(f"{peer.name}: {', '.join(wanted) or 'this environment'} ({'installed' if there else 'not installed'})")
+        requirements = environments.requirements(peer, RUNTIME)
+        is_installed = not requirements or environments.is_current(folder.resolve() / peer.name, requirements)
+        print(
+            f"{peer.name}: {', '.join(requirements) or 'this environment'} "
+            f"({'installed' if is_installed else 'not installed'})"
+        )
         print(f"    wires: {', '.join(wire.says for wire in peer.wires)}")
         print(f"    {peer.configuration}")

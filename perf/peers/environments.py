@@ -17,7 +17,7 @@ from .peer import Peer
 DEFAULT_FOLDER = Path(".peers")
 _STAMP = "installed.json"
 _STEPS = ("Collecting", "Downloading", "Building", "Installing")
-_SHOWN = 100
+_MAX_PROGRESS_CHARACTERS = 100
 
 
 class InstallError(Exception):
@@ -39,69 +39,71 @@ def requirements(peer: Peer, runtime: str) -> tuple[str, ...]:
     return (*peer.requirements, f"{runtime}=={importlib.metadata.version(runtime)}")
 
 
-def is_current(folder: Path, wanted: tuple[str, ...]) -> bool:
+def is_current(folder: Path, required_packages: tuple[str, ...]) -> bool:
     """Return whether an environment has what is wanted, for this Python."""
     try:
-        return bool(json.loads((folder / _STAMP).read_text("utf-8")) == _stamp(wanted))
+        return bool(json.loads((folder / _STAMP).read_text("utf-8")) == _stamp(required_packages))
     except (OSError, ValueError):
         return False
 
 
-def _stamp(wanted: tuple[str, ...]) -> dict[str, object]:
-    return {"requirements": list(wanted), "python": platform.python_version(), "base": sys.base_prefix}
+def _stamp(required_packages: tuple[str, ...]) -> dict[str, object]:
+    return {"requirements": list(required_packages), "python": platform.python_version(), "base": sys.base_prefix}
 
 
-def provide(peer: Peer, wanted: tuple[str, ...], root: Path, say: Callable[[str], None]) -> Environment:
+def provide(
+    peer: Peer, required_packages: tuple[str, ...], root: Path, report_progress: Callable[[str], None]
+) -> Environment:
     """Return a peer's environment, installing it if it is missing or outdated. Raises: InstallError."""
-    if not wanted:
+    if not required_packages:
         python = Path(sys.executable)
     else:
         folder = root.resolve() / peer.name
         python = folder / "bin" / "python"
-        if not is_current(folder, wanted):
+        if not is_current(folder, required_packages):
             root.mkdir(parents=True, exist_ok=True)
             (root / ".gitignore").write_text("*\n", "ascii")
-            _install(folder, wanted, say)
+            _install(folder, required_packages, report_progress)
     return Environment(python, _versions(python))
 
 
-def _install(folder: Path, wanted: tuple[str, ...], say: Callable[[str], None]) -> None:
-    say(f"installing {', '.join(wanted)}")
+def _install(folder: Path, required_packages: tuple[str, ...], report_progress: Callable[[str], None]) -> None:
+    report_progress(f"installing {', '.join(required_packages)}")
     shutil.rmtree(folder, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(folder)], say)
+    _run([sys.executable, "-m", "venv", str(folder)], report_progress)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-    _run([*pip, "--progress-bar", "off", *wanted], say)
-    (folder / _STAMP).write_text(json.dumps(_stamp(wanted)), "utf-8")
+    _run([*pip, "--progress-bar", "off", *required_packages], report_progress)
+    (folder / _STAMP).write_text(json.dumps(_stamp(required_packages)), "utf-8")
 
 
-def _run(command: list[str], say: Callable[[str], None]) -> None:
+def _run(command: list[str], report_progress: Callable[[str], None]) -> None:
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
             try:
-                said = _read_output(child, say)
+                output = _read_output(child, report_progress)
             except BaseException:
                 child.kill()
                 raise
     except OSError as error:
         raise InstallError(str(error)) from error
     if child.returncode:
-        raise InstallError(reason(said))
+        raise InstallError(failure_reason(output))
 
 
-def _read_output(child: subprocess.Popen[str], say: Callable[[str], None]) -> list[str]:
-    said = []
+def _read_output(child: subprocess.Popen[str], report_progress: Callable[[str], None]) -> list[str]:
+    output = []
     for line in child.stdout or ():
-        said.append(line.strip())
-        if said[-1].startswith(_STEPS):
-            say(said[-1][:_SHOWN])
-    return said
+        output.append(line.strip())
+        if output[-1].startswith(_STEPS):
+            report_progress(output[-1][:_MAX_PROGRESS_CHARACTERS])
+    return output
 
 
-def reason(said: list[str]) -> str:
+def failure_reason(output: list[str]) -> str:
     """Return the line of pip's output that says what went wrong."""
-    errors = [line for line in said if line.lower().startswith("error")]
-    found = errors[-1] if errors else next((line for line in reversed(said) if line), "it said nothing")
-    return found.removeprefix("ERROR:").strip()
+    errors = [line for line in output if line.lower().startswith("error")]
+    reason_line = errors[-1] if errors else next((line for line in reversed(output) if line), "it said nothing")
+    return reason_line.removeprefix("ERROR:").strip()
 
 
 def _versions(python: Path) -> dict[str, str]:
@@ -109,8 +111,8 @@ def _versions(python: Path) -> dict[str, str]:
         "import importlib.metadata as m, json; "
         "print(json.dumps({each.metadata['Name'].lower(): each.version for each in m.distributions()}))"
     )
-    ended = subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise InstallError(f"{python} does not run: {reason(ended.stderr.splitlines())}")
-    versions: dict[str, str] = json.loads(ended.stdout)
+    completed = subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise InstallError(f"{python} does not run: {failure_reason(completed.stderr.splitlines())}")
+    versions: dict[str, str] = json.loads(completed.stdout)
     return versions

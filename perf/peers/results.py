@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.perf.calm import CALM_CORES
+from penstock.perf.background_load import MAX_BACKGROUND_CORES
 
-from .trees import Memory
+from .process_tree import Memory
 
 FORMAT = "penstock-peers/1"
 OURS = "penstock"
@@ -100,27 +100,27 @@ class Results:
 
     def ours(self, case: tuple[str, str, int]) -> Cell | None:
         """Return Penstock's cell of a case, if it was measured."""
-        found = (cell for cell in self.cells if cell.peer == OURS and cell.case == case and cell.measured)
-        return next(found, None)
+        own_cells = (cell for cell in self.cells if cell.peer == OURS and cell.case == case and cell.measured)
+        return next(own_cells, None)
 
     def ratio(self, cell: Cell) -> float | None:
         """Return a cell's requests/s relative to Penstock's, if both were measured."""
-        ours = self.ours(cell.case)
-        return cell.median(RATE.name) / ours.median(RATE.name) if ours and cell.measured else None
+        our_cell = self.ours(cell.case)
+        return cell.median(RATE.name) / our_cell.median(RATE.name) if our_cell and cell.measured else None
 
     def wins(self, cell: Cell) -> Iterator[tuple[Figure, float]]:
         """Yield the figures in which a peer is better than Penstock in the same case, with the ratios."""
-        ours = self.ours(cell.case)
-        if ours is None or cell is ours or not cell.measured:
+        our_cell = self.ours(cell.case)
+        if our_cell is None or cell is our_cell or not cell.measured:
             return
         for figure in FIGURES:
-            mine, theirs = ours.median(figure.name), cell.median(figure.name)
-            if theirs > mine if figure.more else theirs < mine:
-                yield figure, theirs / mine if mine else float("inf")
+            our_value, their_value = our_cell.median(figure.name), cell.median(figure.name)
+            if their_value > our_value if figure.more else their_value < our_value:
+                yield figure, their_value / our_value if our_value else float("inf")
 
     def disturbed(self) -> list[Cell]:
         """Return the cells during which others used the machine."""
-        return [cell for cell in self.cells if cell.measured and cell.median("others") > CALM_CORES]
+        return [cell for cell in self.cells if cell.measured and cell.median("others") > MAX_BACKGROUND_CORES]
 
 
 def write(results: Results, path: Path) -> None:

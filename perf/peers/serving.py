@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.perf.calls import HOST
 from penstock.perf.generator.orders import Target
-from penstock.perf.load import HOST, free_port
+from penstock.perf.server_process import free_port
 
 from .environments import Environment
 from .peer import Peer, variables
-from .trees import MARK, Tree
+from .process_tree import MARK, ProcessTree
 from .wires import GRPC, Array, Wire
 
 READY_TIMEOUT_S = 120.0
@@ -54,7 +55,7 @@ class Model:
 class Server:
     """A peer that serves a model."""
 
-    tree: Tree
+    tree: ProcessTree
     port: int
     grpc_port: int
 
@@ -63,12 +64,12 @@ class Server:
         return Target(HOST, self.grpc_port if wire.kind == GRPC else self.port, grpc=wire.call)
 
     def ask(self, wire: Wire, model: str, row: Array) -> Array:
-        """Send one request. Raises: AskError."""
-        asked = wire.ask(model, row)
+        """Send one request. Raises: CallError."""
+        request = wire.ask(model, row)
         try:
             if wire.kind == GRPC:
-                return wire.read({}, _unary(self.grpc_port, asked.path, asked.body))
-            status, headers, body = _request(self.port, "POST", asked.path, asked.headers, asked.body)
+                return wire.read({}, _unary(self.grpc_port, request.path, request.body))
+            status, headers, body = _request(self.port, "POST", request.path, request.headers, request.body)
             if status == http.client.OK:
                 return wire.read(headers, body)
         except Exception as error:  # whatever reading a strange answer raises
@@ -117,40 +118,40 @@ def served(peer: Peer, environment: Environment, model: Model, *, keep: bool = F
     """
     folder = Path(tempfile.mkdtemp(prefix="peer-"))  # a short path: some create sockets in it
     try:
-        found = places(environment, model.name, folder)
+        placeholders = places(environment, model.name, folder)
         (folder / "r" / model.name / "1").mkdir(parents=True)
         (folder / "r" / model.name / "1" / "model.onnx").symlink_to(model.file.resolve())
         for name, text in peer.files.items():
             (folder / name).write_text(text, "utf-8")
-        with _start(peer, found, model, folder) as tree:
-            yield Server(tree, int(found["http"]), int(found["grpc"]))
+        with _start(peer, placeholders, model, folder) as tree:
+            yield Server(tree, int(placeholders["http"]), int(placeholders["grpc"]))
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _start(peer: Peer, found: Mapping[str, str], model: Model, folder: Path) -> Iterator[Tree]:
-    mark = secrets.token_hex(8)
+def _start(peer: Peer, placeholders: Mapping[str, str], model: Model, folder: Path) -> Iterator[ProcessTree]:
+    process_mark = secrets.token_hex(8)
     environ = {
         **os.environ,
-        **variables(str(model.file.resolve()), found),
-        **{name: value.format_map(found) for name, value in peer.environ.items()},
+        **variables(str(model.file.resolve()), placeholders),
+        **{name: value.format_map(placeholders) for name, value in peer.environ.items()},
         "TMPDIR": str(folder),
-        MARK: mark,
+        MARK: process_mark,
     }
     log = folder / "log"
     with log.open("wb") as output:
         try:
             child = subprocess.Popen(
-                [word.format_map(found) for word in peer.command],
+                [argument.format_map(placeholders) for argument in peer.command],
                 cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise StartError(str(error)) from error
-    tree = Tree(child.pid, int(found["http"]), mark)
+    tree = ProcessTree(child.pid, int(placeholders["http"]), process_mark)
     try:
-        _await(child, int(found["http"]), peer.ready.format_map(found), log)
+        _await(child, int(placeholders["http"]), peer.ready.format_map(placeholders), log)
         yield tree
     finally:
         _end(child, tree)
@@ -158,7 +159,7 @@ def _start(peer: Peer, found: Mapping[str, str], model: Model, folder: Path) -> 
 
 def _await(child: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
     end = time.monotonic() + READY_TIMEOUT_S
-    said = "it does not listen"
+    reason = "it does not listen"
     while time.monotonic() < end:
         if child.poll() is not None:
             raise StartError(f"it ended with status {child.returncode}: {last_line(log)}")
@@ -166,9 +167,9 @@ def _await(child: subprocess.Popen[bytes], port: int, path: str, log: Path) -> N
             status, _, _ = _request(port, "GET", path, {})
             if status == http.client.OK:
                 return
-            said = f"{path} gives {status}"
+            reason = f"{path} gives {status}"
         time.sleep(0.1)
-    raise StartError(f"not ready within {READY_TIMEOUT_S:g} s ({said}): {last_line(log)}")
+    raise StartError(f"not ready within {READY_TIMEOUT_S:g} s ({reason}): {last_line(log)}")
 
 
 def last_line(log: Path) -> str:
@@ -177,7 +178,7 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line), "it said nothing")[:_MAX_REASON_CHARACTERS]
 
 
-def _end(child: subprocess.Popen[bytes], tree: Tree) -> None:
+def _end(child: subprocess.Popen[bytes], tree: ProcessTree) -> None:
     """Let it stop by itself, since some otherwise leave named shared memory; then terminate the rest, then kill."""
     tree.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -188,7 +189,7 @@ def _end(child: subprocess.Popen[bytes], tree: Tree) -> None:
         _has_ended(child, tree)
 
 
-def _has_ended(child: subprocess.Popen[bytes], tree: Tree) -> bool:
+def _has_ended(child: subprocess.Popen[bytes], tree: ProcessTree) -> bool:
     end = time.monotonic() + _STOP_TIMEOUT_S
     while tree.pids() and time.monotonic() < end:
         child.poll()  # reaps it, so that it is no longer in the tree

@@ -49,30 +49,30 @@ def words(figure: Figure, cell: Cell) -> str:
 
 def verdicts(results: Results) -> Iterator[str]:
     """Yield sentences about which server is better where: each cell that a peer wins, and the totals."""
-    ratios = [each for cell in results.cells if cell.peer != OURS and (each := results.ratio(cell)) is not None]
+    ratios = [ratio for cell in results.cells if cell.peer != OURS and (ratio := results.ratio(cell)) is not None]
     if ratios:
         even = ratios.count(1)
         yield (
-            f"Penstock answers more requests/s than the peer in {sum(each < 1 for each in ratios)} of {len(ratios)} "
-            f"comparisons, a peer in {sum(each > 1 for each in ratios)}{f', {even} even' if even else ''}."
+            f"Penstock answers more requests/s than the peer in {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} "
+            f"comparisons, a peer in {sum(ratio > 1 for ratio in ratios)}{f', {even} even' if even else ''}."
         )
     for cell in results.cells:
-        said = ", ".join(
+        figure_list = ", ".join(
             f"{figure.title} {words(figure, cell)} ({times:.2f} times Penstock's)"
             for figure, times in results.wins(cell)
         )
-        if said:
-            yield f"{cell.peer} is better: {cell.model}, {cell.says}, {cell.concurrency} at once: {said}."
+        if figure_list:
+            yield f"{cell.peer} is better: {cell.model}, {cell.says}, {cell.concurrency} at once: {figure_list}."
 
 
 def notes(results: Results) -> Iterator[str]:
     """Yield remarks: peers not measured, disturbances, and what is missing."""
-    for name, why in results.failed.items():
-        yield f"Not measured: {name}: {why}."
+    for name, reason in results.failed.items():
+        yield f"Not measured: {name}: {reason}."
     disturbed = results.disturbed()
     if disturbed:
-        most = max(cell.median("others") for cell in disturbed)
-        yield f"Other processes used the machine in {len(disturbed)} cells, up to {most:.2f} cores: repeat these."
+        max_cores = max(cell.median("others") for cell in disturbed)
+        yield f"Other processes used the machine in {len(disturbed)} cells, up to {max_cores:.2f} cores: repeat these."
     if results.interrupted:
         yield "Interrupted: not all rounds were run."
 
@@ -80,16 +80,19 @@ def notes(results: Results) -> Iterator[str]:
 def terminal(results: Results) -> Iterator[str]:
     """Format the table as plain text."""
     for heading, rows in sections(results):
-        whole = [list(_HEADS), *(row for row in rows if len(row) == len(_HEADS))]
+        full_rows = [list(_HEADS), *(row for row in rows if len(row) == len(_HEADS))]
         widths = [
-            max(len(row[at]) for row in (whole if at >= _NAMES else [*whole, *rows])) for at in range(len(_HEADS))
+            max(len(row[column]) for row in (full_rows if column >= _NAMES else [*full_rows, *rows]))
+            for column in range(len(_HEADS))
         ]
         yield ""
         yield heading
         for row in [list(_HEADS), *rows]:
-            names = [word.ljust(width) for word, width in zip(row[:_NAMES], widths, strict=False)]
+            names = [cell_text.ljust(width) for cell_text, width in zip(row[:_NAMES], widths, strict=False)]
             if len(row) == len(_HEADS):
-                names += [word.rjust(width) for word, width in zip(row[_NAMES:], widths[_NAMES:], strict=True)]
+                names += [
+                    cell_text.rjust(width) for cell_text, width in zip(row[_NAMES:], widths[_NAMES:], strict=True)
+                ]
             else:
                 names += row[_NAMES:]
             yield "  " + "  ".join(names)
@@ -105,9 +108,11 @@ def markdown(results: Results) -> str:
     for heading, rows in sections(results):
         lines += ["", f"### {heading}", "", "| " + " | ".join(_HEADS) + " |", "|--:|:--|:--" + "|--:" * 6 + "|"]
         for row in rows:
-            cells = [f"**{word[:-1]}** {WIN}" if word.endswith(WIN) else word for word in row]
+            cells = [f"**{cell_text[:-1]}** {WIN}" if cell_text.endswith(WIN) else cell_text for cell_text in row]
             lines.append(
-                "| " + " | ".join(_escaped(word) for word in [*cells, *[""] * (len(_HEADS) - len(row))]) + " |"
+                "| "
+                + " | ".join(_escaped(cell_text) for cell_text in [*cells, *[""] * (len(_HEADS) - len(row))])
+                + " |"
             )
     lines += ["", _LEGEND.replace(WIN, f"`{WIN}`", 1), ""]
     lines += [f"- {_escaped(line)}" for line in (*verdicts(results), *notes(results))]
@@ -133,21 +138,21 @@ def _heading(results: Results) -> Iterator[str]:
         yield f"| {peer} | {versions or results.failed.get(peer, '')} | {configuration} |"
 
 
-def machine(found: Mapping[str, Any]) -> Iterator[str]:
+def machine(description: Mapping[str, Any]) -> Iterator[str]:
     """Describe the result of `environment.machine`."""
-    yield str(found.get("cpu", "unknown CPU"))
-    yield f"{found.get('usable_cores', found.get('cores', '?'))} cores"
-    if "memory_bytes" in found:
-        yield f"{found['memory_bytes'] / (1 << 30):.0f} GiB"
-    yield from (str(found[name]) for name in ("kernel", "python") if name in found)
+    yield str(description.get("cpu", "unknown CPU"))
+    yield f"{description.get('usable_cores', description.get('cores', '?'))} cores"
+    if "memory_bytes" in description:
+        yield f"{description['memory_bytes'] / (1 << 30):.0f} GiB"
+    yield from (str(description[name]) for name in ("kernel", "python") if name in description)
 
 
-def place(page: str, part: str) -> str:
+def place(page: str, generated: str) -> str:
     """Insert a generated part into a page, replacing the previous one, or at the end."""
     before, begin, rest = page.partition(BEGIN)
     if not begin:
-        return f"{page.rstrip()}\n\n{part}" if page.strip() else part
-    return before + part.rstrip("\n") + rest.partition(END)[2]
+        return f"{page.rstrip()}\n\n{generated}" if page.strip() else generated
+    return before + generated.rstrip("\n") + rest.partition(END)[2]
 
 
 def write_markdown(results: Results, path: Path) -> None:

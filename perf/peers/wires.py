@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
+from penstock.perf.calls import encode_grpc_message, encode_post
 from penstock.perf.generator.orders import INFER, GrpcCall
-from penstock.perf.load import encode_grpc_message, encode_post
 from penstock.server.protobuf import service_pb2
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -47,10 +47,10 @@ class Wire:
 
     def payload(self, model: str, row: Array) -> bytes:
         """Encode what the generator sends: a whole HTTP request, or a message with its five-byte prefix."""
-        asked = self.ask(model, row)
+        request = self.ask(model, row)
         if self.kind == GRPC:
-            return encode_grpc_message(asked.body)
-        return encode_post(asked.path, asked.headers, asked.body)
+            return encode_grpc_message(request.body)
+        return encode_post(request.path, request.headers, request.body)
 
 
 def _v2_json(model: str, row: Array) -> WireRequest:
@@ -105,8 +105,8 @@ def own_json(path: str, key: str, *, batched: bool = False) -> Wire:
         return WireRequest(path, {"Content-Type": "application/json"}, body)
 
     def read(headers: Mapping[str, str], body: bytes) -> Array:
-        found = orjson.loads(body)
-        return np.asarray(next(iter(found.values())) if isinstance(found, dict) else found, np.float32).ravel()
+        document = orjson.loads(body)
+        return np.asarray(next(iter(document.values())) if isinstance(document, dict) else document, np.float32).ravel()
 
     return Wire(JSON, "own JSON", ask, read)
 

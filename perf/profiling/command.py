@@ -42,40 +42,40 @@ REFUSALS = (MissingExtraError, SessionError, ControlError, DescriptionError, Inp
 class Interrupts(Listener):
     """On the first Ctrl-C or SIGTERM, stops a run and writes the results so far; on the second, exits at once."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._asked = False
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
+        self._interrupt_count = False
 
     def is_interrupted(self) -> bool:
-        return self._asked
+        return self._interrupt_count
 
     def __enter__(self) -> Self:
-        self._before = [signal.signal(number, self._told) for number in SIGNALS]
+        self._before = [signal.signal(number, self._on_signal) for number in SIGNALS]
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, before in zip(SIGNALS, self._before, strict=True):
             signal.signal(number, before)
 
-    def _told(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupt_count:
             raise KeyboardInterrupt
-        self._asked = True
-        self._say("Interrupted: waiting for requests under way, then writing what there is. Again: end at once.")
+        self._interrupt_count = True
+        self._print_line("Interrupted: waiting for requests under way, then writing what there is. Again: end at once.")
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run a command line. Returns: the exit status."""
     try:
-        pairs, _ = split(words)
-        asked = {key for key, _ in pairs}
-        if "help" in asked:
+        pairs, _ = split(arguments)
+        keys = {key for key, _ in pairs}
+        if "help" in keys:
             print(usage())
             return DONE
-        if "version" in asked:
+        if "version" in keys:
             print(_version())
             return DONE
-        options = options_of(words, _warn)
+        options = options_of(arguments, _warn)
     except UsageError as error:
         _warn(f"Error: {error}")
         _warn("`penstock perf --help` lists the flags.")
@@ -90,18 +90,18 @@ def run(options: Options) -> int:
         for extra in ("hdrh.histogram", *(["plotly"] if options.html else [])):
             needed(extra)  # reported now and not at the end of the run
         for path in filter(None, (options.csv, options.json, options.html, options.export)):
-            _writable(path)
+            _check_writable(path)
         with Interrupts(_warn) as interrupts:
             watched = (console, interrupts, export) if options.export else (console, interrupts)
             document = profile(options, Listeners(*watched))
             console.close(document)
-            written = _write(options, document, export)
+            all_written = _write(options, document, export)
     except REFUSALS as error:
         _warn(f"error: {error}")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    return status(document) if written else FAILED
+    return status(document) if all_written else FAILED
 
 
 def status(document: Document) -> int:
@@ -115,7 +115,7 @@ def status(document: Document) -> int:
     return INTERRUPTED if document.interrupted else DONE
 
 
-def _writable(path: Path) -> None:
+def _check_writable(path: Path) -> None:
     """Check before the run that a file can be written. Raises: OSError."""
     new = not path.exists()
     path.open("ab").close()
@@ -125,11 +125,11 @@ def _writable(path: Path) -> None:
 
 def _write(options: Options, document: Document, export: Export) -> bool:
     """Write every requested file. A failure of one does not affect the others."""
-    written = True
+    all_written = True
     for path, write in (
         (options.csv, lambda path: csv.write(document, options, path)),
         (options.json, lambda path: documents.write(document, path)),
-        (options.html, lambda path: _page(document, path)),
+        (options.html, lambda path: _write_page(document, path)),
         (options.export, export.write),
     ):
         try:
@@ -137,11 +137,11 @@ def _write(options: Options, document: Document, export: Export) -> bool:
                 write(path)
         except Exception as error:  # noqa: BLE001 - a run of minutes is not lost for one file
             _warn(f"error: {path}: {error}")
-            written = False
-    return written
+            all_written = False
+    return all_written
 
 
-def _page(document: Document, path: Path) -> None:
+def _write_page(document: Document, path: Path) -> None:
     from penstock.perf.reports import page
 
     page.write(document, path)

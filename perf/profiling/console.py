@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BUSY_CORES = 0.9
 """Of each process of the generator. Above it, the generator may be the bottleneck."""
-_ERRORS_TOLD = 5
+_MAX_ERRORS_SHOWN = 5
 
 
 class Console(Listener):
@@ -36,10 +36,10 @@ class Console(Listener):
         self._windows = 0
         self._caller_figures: set[str] = set()
 
-    def on_run_start(self, document: Document, described: ModelDescription) -> None:
-        self._say(*settings(self._options))
+    def on_run_start(self, document: Document, description: ModelDescription) -> None:
+        self._print_lines(*settings(self._options))
         if self._options.verbose > 1:
-            self._say(json.dumps(dataclasses.asdict(document.model), indent=1))
+            self._print_lines(json.dumps(dataclasses.asdict(document.model), indent=1))
 
     def on_message(self, line: str) -> None:
         self._warn(line)
@@ -47,9 +47,9 @@ class Console(Listener):
     def on_level_start(self, load: Offered) -> None:
         self._windows = 0
         if load.kind == "concurrency":
-            self._say(f"Request concurrency: {load.value:g}")
+            self._print_lines(f"Request concurrency: {load.value:g}")
         else:
-            self._say(f"Request Rate: {load.value:g} inference requests per seconds")
+            self._print_lines(f"Request Rate: {load.value:g} inference requests per seconds")
         if self._bars:
             self._bars.begin(f"{load.kind} {load.value:g}")
 
@@ -60,25 +60,25 @@ class Console(Listener):
     def on_window(self, window: Window, client: Client) -> None:
         self._windows += 1
         if self._options.verbose:
-            self._say(pass_line(self._options, self._windows, client))
+            self._print_lines(pass_line(self._options, self._windows, client))
 
     def on_level_end(self, level: Level) -> None:
         if self._bars:
             self._bars.end()
         if level.settled:
-            self._say(*level_lines(self._options, level))
+            self._print_lines(*level_lines(self._options, level))
         if level.ended:
             self._warn(ended_line(self._options, level))
         for note in level.notes:
             if self._options.verbose or note not in self._caller_figures:
-                self._say(f"  {note}")
+                self._print_lines(f"  {note}")
         self._caller_figures.update(level.notes)
 
     def close(self, document: Document) -> None:
         """Print the summary."""
-        self._say(*summary(self._options, document))
+        self._print_lines(*summary(self._options, document))
 
-    def _say(self, *lines: str) -> None:
+    def _print_lines(self, *lines: str) -> None:
         for line in lines:
             if self._bars is None or not self._bars.above(line):
                 print(line, file=self._out, flush=True)
@@ -140,11 +140,11 @@ def settings(options: Options) -> list[str]:
     levels = options.concurrency or options.rate
     if levels and levels.end != 1:
         lines.append(f"  Latency limit: {rule.threshold_ms:g} msec")
-        most = max(levels.start, levels.end)
+        max_load = max(levels.start, levels.end)
         if levels.end and options.concurrency:
-            lines.append(f"  Concurrency limit: {most:g} concurrent requests")
+            lines.append(f"  Concurrency limit: {max_load:g} concurrent requests")
         elif levels.end:
-            lines.append(f"  Request Rate limit: {most:g} requests per seconds")
+            lines.append(f"  Request Rate limit: {max_load:g} requests per seconds")
     if options.rate:
         kind = "poisson" if options.poisson else "uniform"
         lines.append(f"  Using {kind} distribution on request generation")
@@ -158,21 +158,21 @@ def pass_line(options: Options, number: int, client: Client) -> str:
     percentile, latency = options.rule.percentile, client.latency_us
     if not latency:
         return f"  Pass [{number}] no request ended well. {_errors(client)}"
-    told = (
+    figures = (
         f"p{percentile} latency: {latency[f'p{percentile}']:.0f} usec"
         if percentile
         else f"Avg latency: {latency['mean']:.0f} usec (std {latency['std']:.0f} usec). "
     )
-    return f"  Pass [{number}] throughput: {client.rows_per_s:g} infer/sec. {told}"
+    return f"  Pass [{number}] throughput: {client.rows_per_s:g} infer/sec. {figures}"
 
 
 def level_lines(options: Options, level: Level) -> list[str]:
     """Format the results of a level."""
-    lines = ["  Client: ", *_client(options, level)]
+    lines = ["  Client: ", *_client_lines(options, level)]
     if level.server is not None:
-        lines += ["  Server: ", *_server(level.server, 1)]
+        lines += ["  Server: ", *_server_lines(level.server, 1)]
     if options.collect_metrics:
-        lines += ["  Server Prometheus Metrics: ", *_metrics(level)]
+        lines += ["  Server Prometheus Metrics: ", *_metric_lines(level)]
     if level.client.cores > BUSY_CORES * max(options.processes, 1):
         lines.append(
             f"[WARNING] the load generator used {level.client.cores:.2f} cores: it may be what is measured."
@@ -181,7 +181,7 @@ def level_lines(options: Options, level: Level) -> list[str]:
     return lines
 
 
-def _client(options: Options, level: Level) -> list[str]:
+def _client_lines(options: Options, level: Level) -> list[str]:
     client, latency = level.client, level.client.latency_us
     lines = [f"    Request count: {client.requests}", f"    Throughput: {client.rows_per_s:g} infer/sec"]
     if client.responses_per_s is not None:
@@ -191,9 +191,9 @@ def _client(options: Options, level: Level) -> list[str]:
     if not latency:
         return lines
     if client.late_us:
-        late = client.late_us
+        late_us = client.late_us
         lines.append(
-            f"    Sent late by: p50 {late['p50']:.0f} usec, p99 {late['p99']:.0f} usec (in the latencies below)"
+            f"    Sent late by: p50 {late_us['p50']:.0f} usec, p99 {late_us['p99']:.0f} usec (in the latencies below)"
         )
     if not options.rule.percentile:
         lines.append(f"    Avg latency: {latency['mean']:.0f} usec (standard deviation {latency['std']:.0f} usec)")
@@ -201,46 +201,53 @@ def _client(options: Options, level: Level) -> list[str]:
     name = "gRPC" if options.grpc else "HTTP"
     lines.append(f"    Avg {name} time: {request_us(level):.0f} usec")
     if options.target_ms:
-        share = histograms.share_within(client.histogram, options.target_ms * 1e3)
-        lines.append(f"    Goodput: {share * client.rows_per_s:g} infer/sec within {options.target_ms:g} msec")
+        share_in_target = histograms.share_within(client.histogram, options.target_ms * 1e3)
+        lines.append(
+            f"    Goodput: {share_in_target * client.rows_per_s:g} infer/sec within {options.target_ms:g} msec"
+        )
     lines.append(f"    Generator: {client.cpu_us_per_request:.1f} usec of CPU per request, {client.cores:.2f} cores")
     return lines
 
 
-def _server(told: ServerSide, depth: int) -> list[str]:
+def _server_lines(server: ServerSide, depth: int) -> list[str]:
     indent = "  " * depth
-    if not told.requests:
+    if not server.requests:
         return [f"{indent}  Request count: 0"]
-    lines = [f"{indent}  Inference count: {told.inferences}", f"{indent}  Execution count: {told.executions}"]
-    if told.cache_hits or told.cache_misses:
-        lines += [f"{indent}  Cache hit count: {told.cache_hits}", f"{indent}  Cache miss count: {told.cache_misses}"]
-    lines.append(f"{indent}  Successful request count: {told.requests}")
-    split = " + ".join(f"{name} {value:.0f} usec" for name, value in _parts(told))
-    lines += [f"{indent}  Avg request latency: {told.request_us:.0f} usec ({split})", ""]
-    if told.composing:
+    lines = [f"{indent}  Inference count: {server.inferences}", f"{indent}  Execution count: {server.executions}"]
+    if server.cache_hits or server.cache_misses:
+        lines += [
+            f"{indent}  Cache hit count: {server.cache_hits}",
+            f"{indent}  Cache miss count: {server.cache_misses}",
+        ]
+    lines.append(f"{indent}  Successful request count: {server.requests}")
+    split = " + ".join(f"{name} {value:.0f} usec" for name, value in _server_parts(server))
+    lines += [f"{indent}  Avg request latency: {server.request_us:.0f} usec ({split})", ""]
+    if server.composing:
         lines.append(f"{indent}Composing models: ")
-        for name, part in told.composing.items():
-            lines += [f"{indent}{name}, version: {part.version}", *_server(part, depth + 1)]
+        for name, part in server.composing.items():
+            lines += [f"{indent}{name}, version: {part.version}", *_server_lines(part, depth + 1)]
     return lines
 
 
-def _parts(told: ServerSide) -> list[tuple[str, float]]:
+def _server_parts(server: ServerSide) -> list[tuple[str, float]]:
     """Return the parts of a request's time in the server."""
     compute = [
-        ("compute input", told.compute_input_us),
-        ("compute infer", told.compute_infer_us),
-        ("compute output", told.compute_output_us),
+        ("compute input", server.compute_input_us),
+        ("compute infer", server.compute_infer_us),
+        ("compute output", server.compute_output_us),
     ]
     computed_us = sum(us for _, us in compute)
-    known = [("overhead", told.overhead_us), ("queue", told.queue_us)]
-    if told.cache_hits or told.cache_misses:
-        ran = max(told.requests - told.cache_hits, 0)
-        spent_us = ran * computed_us + told.cache_hits * told.cache_hit_us + told.cache_misses * told.cache_miss_us
-        return [*known, ("cache hit/miss", spent_us / max(ran + told.cache_hits, 1))]
-    return [*known, ("compute", computed_us)] if told.composing else [*known, *compute]
+    parts = [("overhead", server.overhead_us), ("queue", server.queue_us)]
+    if server.cache_hits or server.cache_misses:
+        ran = max(server.requests - server.cache_hits, 0)
+        known_us = (
+            ran * computed_us + server.cache_hits * server.cache_hit_us + server.cache_misses * server.cache_miss_us
+        )
+        return [*parts, ("cache hit/miss", known_us / max(ran + server.cache_hits, 1))]
+    return [*parts, ("compute", computed_us)] if server.composing else [*parts, *compute]
 
 
-def _metrics(level: Level) -> list[str]:
+def _metric_lines(level: Level) -> list[str]:
     lines = []
     for title, figure, scale, unit in (
         ("Avg GPU Utilization", "utilization", 100.0, "%"),
@@ -277,21 +284,21 @@ def ended_line(options: Options, level: Level) -> str:
 def _errors(client: Client) -> str:
     if not client.errors:
         return ""
-    most = sorted(client.errors.items(), key=lambda each: -each[1])
-    told = "; ".join(f"{count} x {what}" for what, count in most[:_ERRORS_TOLD])
-    more = f"; and {len(most) - _ERRORS_TOLD} other kinds" if len(most) > _ERRORS_TOLD else ""
-    return f"Errors: {sum(client.errors.values())} ({told}{more})"
+    by_count = sorted(client.errors.items(), key=lambda each: -each[1])
+    listed = "; ".join(f"{count} x {error_text}" for error_text, count in by_count[:_MAX_ERRORS_SHOWN])
+    others_text = f"; and {len(by_count) - _MAX_ERRORS_SHOWN} other kinds" if len(by_count) > _MAX_ERRORS_SHOWN else ""
+    return f"Errors: {sum(client.errors.values())} ({listed}{others_text})"
 
 
 def summary(options: Options, document: Document) -> list[str]:
     """Return the line of each level, marked if the level is not stable."""
-    told = [level for level in document.levels if level.settled and level.client.latency_us]
-    if not told:
+    measured_levels = [level for level in document.levels if level.settled and level.client.latency_us]
+    if not measured_levels:
         return []
     percentile = options.rule.percentile
     lines = [f"Inferences/Second vs. Client {f'p{percentile}' if percentile else 'Average'} Batch Latency"]
     name = f"p{percentile}" if percentile else "mean"
-    for level in told:
+    for level in measured_levels:
         kind = "Concurrency" if level.offered.kind == "concurrency" else "Request Rate"
         marked = f" [{level.ended}]" if level.ended else ""
         if failed := sum(level.client.errors.values()):

@@ -17,9 +17,9 @@ from penstock.perf.generator.orders import Target
 from penstock.perf.generator.tls import context
 
 TIMEOUT_S = 30.0
-QUICK_S = 5.0
+READY_TIMEOUT_S = 5.0
 """How long to wait for an answer: TIMEOUT_S if the server has work to do, QUICK_S if it only reports."""
-LOAD_S = 600.0
+LOAD_TIMEOUT_S = 600.0
 _TEXT_CHARACTERS = 500
 Settings = Mapping[str, str | list[str] | None]
 
@@ -137,21 +137,23 @@ class HttpControl:
         self._ask("POST", path, {"key": key, "offset": 0, "byte_size": size}, parsed=False)
 
     def unregister(self, region: str = "") -> None:
-        place = f"region/{quote(region, safe='')}/" if region else ""
-        self._ask("POST", f"/v2/systemsharedmemory/{place}unregister", {}, parsed=False)
+        region_path = f"region/{quote(region, safe='')}/" if region else ""
+        self._ask("POST", f"/v2/systemsharedmemory/{region_path}unregister", {}, parsed=False)
 
     def register_cuda(self, region: str, handle: bytes, device: int, size: int) -> None:
         path = f"/v2/cudasharedmemory/region/{quote(region, safe='')}/register"
-        shown = {"b64": b64encode(handle).decode()}
-        self._ask("POST", path, {"raw_handle": shown, "device_id": device, "byte_size": size}, parsed=False)
+        encoded_handle = {"b64": b64encode(handle).decode()}
+        self._ask("POST", path, {"raw_handle": encoded_handle, "device_id": device, "byte_size": size}, parsed=False)
 
     def unregister_cuda(self, region: str = "") -> None:
-        place = f"region/{quote(region, safe='')}/" if region else ""
-        self._ask("POST", f"/v2/cudasharedmemory/{place}unregister", {}, parsed=False)
+        region_path = f"region/{quote(region, safe='')}/" if region else ""
+        self._ask("POST", f"/v2/cudasharedmemory/{region_path}unregister", {}, parsed=False)
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         body = {} if config is None else {"parameters": {"config": json.dumps(config)}}
-        self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", body, parsed=False, wait_s=LOAD_S)
+        self._ask(
+            "POST", f"/v2/repository/models/{quote(model, safe='')}/load", body, parsed=False, wait_s=LOAD_TIMEOUT_S
+        )
 
     def unload(self, model: str) -> None:
         self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", {}, parsed=False, wait_s=TIMEOUT_S)
@@ -163,13 +165,13 @@ class HttpControl:
     def _ask(self, method: str, path: str, body: Any = None, *, parsed: bool = True, wait_s: float = 0.0) -> Any:
         """Make one call. Returns: the JSON of its answer if `parsed`."""
         try:
-            with closing(self._connection(wait_s or QUICK_S)) as connection:
+            with closing(self._connection(wait_s or READY_TIMEOUT_S)) as connection:
                 connection.request(method, path, None if body is None else json.dumps(body), self._headers)
                 answer = connection.getresponse()
                 content = answer.read()
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an invalid header or host
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ControlError(f"{method} {path}: {self._target.host}:{self._target.port}: {why}") from error
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ControlError(f"{method} {path}: {self._target.host}:{self._target.port}: {reason}") from error
         if answer.status != http.client.OK:
             text = content[:_TEXT_CHARACTERS].decode("utf-8", "replace")
             raise RefusedError(f"{method} {path}: {answer.status} {text}".rstrip())
@@ -189,13 +191,13 @@ def _path(model: str, version: str) -> str:
     return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
 
 
-def _object(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise RefusedError(f"the server answered {json.dumps(found)[:_TEXT_CHARACTERS]} instead of an object")
-    return found
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RefusedError(f"the server answered {json.dumps(value)[:_TEXT_CHARACTERS]} instead of an object")
+    return value
 
 
-def _objects(found: Any) -> list[dict[str, Any]]:
-    if not isinstance(found, list):
-        raise RefusedError(f"the server answered {json.dumps(found)[:_TEXT_CHARACTERS]} instead of an array")
-    return [_object(each) for each in found]
+def _objects(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise RefusedError(f"the server answered {json.dumps(value)[:_TEXT_CHARACTERS]} instead of an array")
+    return [_object(each) for each in value]

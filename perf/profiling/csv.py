@@ -21,9 +21,11 @@ _PERCENTILES = {50, 90, 95, 99}
 def write(document: Document, options: Options, path: Path) -> None:
     """Write the report, and one file for each composing model beside it. Raises: OSError."""
     path.write_text(text(document, options), "utf-8")
-    first = next((level.server for level in _reported(document) if level.server), None)
-    for name, part in first.composing.items() if first else ():
-        path.with_name(f"{name}_v{part.version}.{path.name}").write_text(composing(document, options, name), "utf-8")
+    first_server = next((level.server for level in _reported(document) if level.server), None)
+    for name, composing_model in first_server.composing.items() if first_server else ():
+        path.with_name(f"{name}_v{composing_model.version}.{path.name}").write_text(
+            composing(document, options, name), "utf-8"
+        )
 
 
 def text(document: Document, options: Options) -> str:
@@ -59,12 +61,12 @@ def composing(document: Document, options: Options, name: str) -> str:
     cached = _cached(document)
     rows = [[_first(options), "Inferences/Second", "Client Send", *_server_head(cached), "Client Recv"]]
     for level in _reported(document):
-        whole = level.server
-        part = whole.composing.get(name) if whole else None
-        if whole is None or part is None:
+        ensemble = level.server
+        composing_model = ensemble.composing.get(name) if ensemble else None
+        if ensemble is None or composing_model is None:
             continue
-        per_s = level.client.rows_per_s * part.requests / max(whole.requests, 1)
-        columns = _server(part, part.request_us, cached)
+        per_s = level.client.rows_per_s * composing_model.requests / max(ensemble.requests, 1)
+        columns = _server(composing_model, composing_model.request_us, cached)
         rows.append([f"{level.offered.value:g}", f"{per_s:g}", "0", *columns, "0"])
     return _lines(rows)
 
@@ -76,13 +78,13 @@ def percentiles(options: Options) -> list[int]:
 
 def request_us(level: Level) -> float:
     """Return the mean latency from sending: in an open loop, requests may have been sent late."""
-    late = level.client.late_us or {}
-    return max(level.client.latency_us["mean"] - late.get("mean", 0.0), 0.0)
+    late_us = level.client.late_us or {}
+    return max(level.client.latency_us["mean"] - late_us.get("mean", 0.0), 0.0)
 
 
 def _reported(document: Document) -> list[Level]:
-    good = [level for level in document.levels if level.stable and not level.ended]
-    return sorted(good, key=lambda level: level.client.rows_per_s)
+    reported = [level for level in document.levels if level.stable and not level.ended]
+    return sorted(reported, key=lambda level: level.client.rows_per_s)
 
 
 def _first(options: Options) -> str:
@@ -95,19 +97,19 @@ def _server_head(cached: bool) -> list[str]:
     return ["Network+Server Send/Recv", "Server Queue", *compute, *cache]
 
 
-def _server(told: ServerSide | None, whole_us: float, cached: bool) -> list[str]:
-    """Return the server's columns; the first is what remains of `whole_us`."""
-    if told is None:
-        return [_us(whole_us), *["0"] * (6 if cached else 4)]
-    cache = [told.cache_hit_us, told.cache_miss_us] if cached else []
-    parts = [told.queue_us, told.compute_input_us, told.compute_infer_us, told.compute_output_us, *cache]
-    return [_us(max(whole_us - sum(parts), 0.0)), *map(_us, parts)]
+def _server(server: ServerSide | None, total_us: float, cached: bool) -> list[str]:
+    """Return the server's columns; the first is what remains of `total_us`."""
+    if server is None:
+        return [_us(total_us), *["0"] * (6 if cached else 4)]
+    cache = [server.cache_hit_us, server.cache_miss_us] if cached else []
+    parts = [server.queue_us, server.compute_input_us, server.compute_infer_us, server.compute_output_us, *cache]
+    return [_us(max(total_us - sum(parts), 0.0)), *map(_us, parts)]
 
 
 def _cached(document: Document) -> bool:
-    told = [level.server for level in document.levels if level.server]
+    servers = [level.server for level in document.levels if level.server]
     enabled = document.model.config.get("response_cache") or {}
-    return bool(enabled.get("enable")) or any(each.cache_hits or each.cache_misses for each in told)
+    return bool(enabled.get("enable")) or any(each.cache_hits or each.cache_misses for each in servers)
 
 
 def _decoupled(document: Document) -> bool:
@@ -116,8 +118,8 @@ def _decoupled(document: Document) -> bool:
 
 
 def _responses_per_s(level: Level) -> float:
-    told = level.client.responses_per_s
-    return level.client.requests_per_s if told is None else told
+    per_s = level.client.responses_per_s
+    return level.client.requests_per_s if per_s is None else per_s
 
 
 def _served(document: Document) -> bool:
@@ -125,9 +127,9 @@ def _served(document: Document) -> bool:
 
 
 def _gpu(level: Level, figure: str) -> str:
-    known = {uuid: figures[figure] for uuid, figures in sorted(level.gpus.items()) if figure in figures}
-    whole = figure.endswith("_bytes")
-    return "".join(f"{uuid}:{int(value) if whole else f'{value:g}'};" for uuid, value in known.items())
+    values = {uuid: gpu_figures[figure] for uuid, gpu_figures in sorted(level.gpus.items()) if figure in gpu_figures}
+    is_whole_number = figure.endswith("_bytes")
+    return "".join(f"{uuid}:{int(value) if is_whole_number else f'{value:g}'};" for uuid, value in values.items())
 
 
 def _us(value: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.server.gpus import nvml
 
-from .sampling_series import GPU, Reading, devices, grown, known
+from .sampling_series import GPU, Reading, counter_growth, devices, known
 
 
 class Nvml:
@@ -25,13 +25,13 @@ class Nvml:
 
     def read(self) -> dict[str, float]:
         """Read all GPUs. Raises: what NVML raises if there is no driver; ImportError if NVML is not installed."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         pids = set(self._pids())
         for gpu in self._nvml.read():
-            found |= {f"{GPU}{gpu.uuid}.{name}": value for name, value in _values(gpu).items() if value is not None}
+            values |= {f"{GPU}{gpu.uuid}.{name}": value for name, value in _values(gpu).items() if value is not None}
             if pids & {pid for pid, _ in gpu.processes}:
                 self.used.add(gpu.uuid)
-        return found
+        return values
 
 
 def _values(gpu: nvml.Gpu) -> dict[str, float | None]:
@@ -46,9 +46,9 @@ def _values(gpu: nvml.Gpu) -> dict[str, float | None]:
 
 def installed(start: Callable[[], Any] | None = None) -> tuple[list[dict[str, Any]], str]:
     """Return the GPUs' names, UUIDs and memory, and the driver's version. Raises: as Nvml.read."""
-    asked = nvml.Nvml(start)
-    found = [{"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_total_bytes} for gpu in asked.read()]
-    return found, asked.driver()
+    reader = nvml.Nvml(start)
+    gpus = [{"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_total_bytes} for gpu in reader.read()]
+    return gpus, reader.driver()
 
 
 def joules(readings: Sequence[Reading], used: set[str]) -> float | None:
@@ -61,11 +61,11 @@ def joules(readings: Sequence[Reading], used: set[str]) -> float | None:
     for uuid in devices(readings):
         if used and uuid not in used:
             continue
-        spent_j = grown(readings[0], readings[-1], f"{GPU}{uuid}.energy_total_j")
-        if spent_j is None:
-            spent_j = grown(readings[0], readings[-1], f"{GPU}{uuid}.energy_j")
-        if spent_j is None and (watts := known(readings, f"{GPU}{uuid}.power_w")):
-            spent_j = fmean(watts) * (readings[-1].at_s - readings[0].at_s)
-        if spent_j is not None:
-            total = (total or 0.0) + spent_j
+        used_j = counter_growth(readings[0], readings[-1], f"{GPU}{uuid}.energy_total_j")
+        if used_j is None:
+            used_j = counter_growth(readings[0], readings[-1], f"{GPU}{uuid}.energy_j")
+        if used_j is None and (watts := known(readings, f"{GPU}{uuid}.power_w")):
+            used_j = fmean(watts) * (readings[-1].at_s - readings[0].at_s)
+        if used_j is not None:
+            total = (total or 0.0) + used_j
     return total

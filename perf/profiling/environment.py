@@ -19,9 +19,9 @@ from penstock.backends import cpus
 from penstock.batching.devices.memory import limit_bytes, meminfo
 
 from . import energy
-from .sampling_looking import within
+from .sampling_readers import read_within
 
-_PATIENCE_S = 5.0
+_GPU_TIMEOUT_S = 5.0
 _PACKAGES = ("penstock", "numpy", "uvloop")
 _DIGITS = 16
 
@@ -37,7 +37,7 @@ def machine(
     cgroup_cpus, cgroup_memory_bytes.
     """
     membership = _read(proc / "self" / "cgroup")
-    found = {
+    description = {
         "cpu": _field(_read(proc / "cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": cpus.affinity(),
@@ -46,22 +46,22 @@ def machine(
         "cgroup_cpus": cpus.cgroup_cpus(cgroup, membership),
         "cgroup_memory_bytes": limit_bytes(cgroup, membership),
     }
-    seen = within(_PATIENCE_S, gpus)
-    if seen is not None:
-        found["gpus"], found["gpu_driver"] = seen
-    return {name: value for name, value in found.items() if value not in (None, "")}
+    gpus_read = read_within(_GPU_TIMEOUT_S, gpus)
+    if gpus_read is not None:
+        description["gpus"], description["gpu_driver"] = gpus_read
+    return {name: value for name, value in description.items() if value not in (None, "")}
 
 
 def versions(server: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions of this program and its dependencies, and the server's name and version from its metadata."""
-    found = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
+    versions_by_name = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions_by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    words = [str(server[name]) for name in ("name", "version") if server.get(name)]
-    return found | ({"server": " ".join(words)} if words else {})
+    server_words = [str(server[name]) for name in ("name", "version") if server.get(name)]
+    return versions_by_name | ({"server": " ".join(server_words)} if server_words else {})
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:

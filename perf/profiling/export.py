@@ -57,11 +57,11 @@ class Export(Listener):
     def _write(self, file: TextIO, experiment: _Experiment) -> None:
         offered = experiment.offered
         concurrency = offered.kind == "concurrency"
-        told = {
+        experiment_fields = {
             "mode": "concurrency" if concurrency else "request_rate",
             "value": int(offered.value) if concurrency else float(offered.value),
         }
-        file.write(f'{{"experiment":{json.dumps(told, separators=(",", ":"))},"requests":[')
+        file.write(f'{{"experiment":{json.dumps(experiment_fields, separators=(",", ":"))},"requests":[')
         file.write(",".join(self._requests(experiment)))
         bounds = [window.end_ns for window in experiment.windows]
         if bounds:
@@ -73,7 +73,7 @@ class Export(Listener):
             starts = (window.starts_ns + self._offset_ns).tolist()
             ends = (window.ends_ns + self._offset_ns).tolist()
             earlier = iter((window.earlier_ns + self._offset_ns).tolist())
-            counts = window.earlier.tolist() or repeat(0, len(ends))
+            counts = window.earlier_counts.tolist() or repeat(0, len(ends))
             for start, end, count in zip(starts, ends, counts, strict=True):
                 responses = ",".join(map(str, (*islice(earlier, count), end)))
                 yield (

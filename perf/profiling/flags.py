@@ -21,7 +21,7 @@ class Flag:
     name: str
     short: str
     value: str
-    says: str
+    help_text: str
 
     @property
     def key(self) -> str:
@@ -155,19 +155,19 @@ WORDS = """
   penstock perf gate ...           compare with the budgets"""
 
 
-def split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def split(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return each flag's key and value, in order, and the words that belong to none. Raises: UsageError."""
-    given = list(words)
-    for place, word in enumerate(given):
+    remaining = list(arguments)
+    for index, word in enumerate(remaining):
         if word.startswith("--ssl-grpc-use-ssl="):  # its help and its parser disagree on a value
-            given[place] = "--ssl-grpc-use-ssl"
+            remaining[index] = "--ssl-grpc-use-ssl"
     try:
-        found, left = getopt.gnu_getopt(given, _SHORT, _LONG)
+        pairs, extra_words = getopt.gnu_getopt(remaining, _SHORT, _LONG)
     except getopt.GetoptError as error:
         raise UsageError(str(error)) from error
-    if any(word == "--enable-mpi" for word, _ in found):
+    if any(word == "--enable-mpi" for word, _ in pairs):
         raise UsageError("--enable-mpi is not supported: use --processes, or run several at once")
-    return [(_BY_WORD[word].key, value) for word, value in found], left
+    return [(_BY_WORD[word].key, value) for word, value in pairs], extra_words
 
 
 def usage() -> str:
@@ -179,5 +179,5 @@ def usage() -> str:
             names = ", ".join(
                 word for word in (f"-{flag.short}" * bool(flag.short), f"--{flag.name}" * bool(flag.name)) if word
             )
-            lines.append(f"  {f'{names} {flag.value}'.rstrip():<{_WIDTH}} {flag.says}")
+            lines.append(f"  {f'{names} {flag.value}'.rstrip():<{_WIDTH}} {flag.help_text}")
     return "\n".join(lines)

@@ -50,17 +50,17 @@ class GrpcControl:
 
     def statistics(self, model: str, version: str = "") -> list[dict[str, Any]]:
         try:
-            found = self._ask("ModelStatistics", name=model, version=version)
+            reply = self._ask("ModelStatistics", name=model, version=version)
         except RefusedError:
             return []
-        return [to_json(each) for each in found.model_stats]
+        return [to_json(each) for each in reply.model_stats]
 
     def ready(self, model: str = "", version: str = "") -> bool:
         try:
-            found = self._ask("ModelReady", name=model, version=version) if model else self._ask("ServerReady")
+            reply = self._ask("ModelReady", name=model, version=version) if model else self._ask("ServerReady")
         except ControlError:
             return False
-        return bool(found.ready)
+        return bool(reply.ready)
 
     def register(self, region: str, key: str, size: int) -> None:
         self._ask("SystemSharedMemoryRegister", name=region, key=key, offset=0, byte_size=size)
@@ -75,32 +75,33 @@ class GrpcControl:
         self._ask("CudaSharedMemoryUnregister", name=region)
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
-        asked = self._pb.RepositoryModelLoadRequest(model_name=model)
+        request = self._pb.RepositoryModelLoadRequest(model_name=model)
         if config is not None:
-            asked.parameters["config"].string_param = json.dumps(config)
-        self._send("RepositoryModelLoad", asked, control.LOAD_S)
+            request.parameters["config"].string_param = json.dumps(config)
+        self._send("RepositoryModelLoad", request, control.LOAD_TIMEOUT_S)
 
     def unload(self, model: str) -> None:
         self._send("RepositoryModelUnload", self._pb.RepositoryModelUnloadRequest(model_name=model), control.TIMEOUT_S)
 
     def trace(self, settings: Settings | None = None, model: str = "") -> dict[str, Any]:
-        asked = self._pb.TraceSettingRequest(model_name=model)
+        request = self._pb.TraceSettingRequest(model_name=model)
         for name, value in (settings or {}).items():
-            asked.settings[name].value[:] = [] if value is None else [value] if isinstance(value, str) else value
-        found = self._send("TraceSetting", asked).settings
+            request.settings[name].value[:] = [] if value is None else [value] if isinstance(value, str) else value
+        settings_map = self._send("TraceSetting", request).settings
         # over HTTP only the level is an array
         return {
-            name: list(found[name].value) if name == "trace_level" else ",".join(found[name].value) for name in found
+            name: list(settings_map[name].value) if name == "trace_level" else ",".join(settings_map[name].value)
+            for name in settings_map
         }
 
     def _ask(self, method: str, **fields: Any) -> Any:
         return self._send(method, getattr(self._pb, f"{method}Request")(**fields))
 
-    def _send(self, method: str, asked: Any, wait_s: float = 0.0) -> Any:
-        wait_s = wait_s or control.QUICK_S
+    def _send(self, method: str, request: Any, wait_s: float = 0.0) -> Any:
+        wait_s = wait_s or control.READY_TIMEOUT_S
         call = replace(self._call, method=_SERVICE + method)
         try:
-            message = asyncio.run(self._answer(call, asked.SerializeToString(), wait_s))
+            message = asyncio.run(self._answer(call, request.SerializeToString(), wait_s))
             return getattr(self._pb, f"{method}Response").FromString(message)
         except CallError as error:
             kind = ControlError if error.status in _UNREACHED else RefusedError

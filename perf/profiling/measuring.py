@@ -19,7 +19,7 @@ from penstock.perf.reports.document import Client, Level, Offered
 
 from . import stability
 from .options import Rule
-from .stability import SETTLED, WindowFigures
+from .stability import WINDOWS_TO_AGREE, WindowFigures
 
 UNSTABLE = "unstable"
 INTERRUPTED = "interrupted"
@@ -75,21 +75,21 @@ class LoadListener:
         return False
 
 
-def measure(fleet: Generator, load: Load, rule: Rule, rows: int = 1, watching: LoadListener | None = None) -> Level:
+def measure(fleet: Generator, load: Load, rule: Rule, rows: int = 1, listener: LoadListener | None = None) -> Level:
     """Maintain a load until three windows agree, or the maximum number of windows is reached.
 
     Server failures are reported in the level's `ended`. Raises: OSError if the server cannot be reached at the start.
     """
-    return _Measurement(fleet, load, rule, rows, watching or LoadListener()).run()
+    return _Measurement(fleet, load, rule, rows, listener or LoadListener()).run()
 
 
 class _Measurement:
-    def __init__(self, fleet: Generator, load: Load, rule: Rule, rows: int, watching: LoadListener) -> None:
+    def __init__(self, fleet: Generator, load: Load, rule: Rule, rows: int, listener: LoadListener) -> None:
         self._fleet = fleet
         self._load = load
         self._rule = rule
         self._rows = rows
-        self._watching = watching
+        self._listener = listener
         self._windows: list[Window] = []
         self._clients: list[Client] = []
         self._passed: list[WindowFigures] = []
@@ -107,57 +107,63 @@ class _Measurement:
             self._fleet.start_load(replace(self._load, requests=self._rule.warmup_requests))
             self._wait(self._rule.warmup_requests)
             self._fleet.halt()
-        self._watching.on_start()
+        self._listener.on_start()
         if self._load.requests:  # none of them may be missed
             self._fleet.take()
-            self._watching.on_window_boundary()
+            self._listener.on_window_boundary()
             self._fleet.start_load(self._load)
         else:
             self._fleet.start_load(self._load)
             self._fleet.take()
-            self._watching.on_window_boundary()
+            self._listener.on_window_boundary()
 
     def _window(self) -> str:
         """Measure one window. Returns: why there can be no other, or ""."""
         interrupted = not self._wait(self._load.requests or (self._rule.requests if self._rule.by_count else 0))
         window = self._fleet.take()
-        self._watching.on_window_boundary()
+        self._listener.on_window_boundary()
         if self._load.requests:
             window = _clamped(window)
-        told = client(window, self._rows, self._rule.percentile)
+        figures = client(window, self._rows, self._rule.percentile)
         self._windows.append(window)
-        self._clients.append(told)
+        self._clients.append(figures)
         self._passed.append(stability.window_figures(window.latencies_ns, window.seconds, self._rule.percentile))
-        self._watching.on_window(window, told)
-        if window.lost:
-            return f"the server was lost in window {self._last_alive() + 1}: {window.lost}"
+        self._listener.on_window(window, figures)
+        if window.failure:
+            return f"the server was lost in window {self._last_alive() + 1}: {window.failure}"
         if interrupted:
             return INTERRUPTED
-        if window.errors and not told.requests:
+        if window.errors and not figures.requests:
             return f"every request failed: {window.errors.most_common(1)[0][0]}"
         return ""
 
     def _failure_after(self, after: Window) -> str:
         """Return why the server was lost or stopped answering after the last window, while answers were due; or ""."""
-        if any(each.lost for each in self._windows):
+        if any(each.failure for each in self._windows):
             return ""
-        if after.lost:
-            return f"the server was lost in window {self._last_alive() + 1}: {after.lost}"
+        if after.failure:
+            return f"the server was lost in window {self._last_alive() + 1}: {after.failure}"
         if after.errors[UNANSWERED] and not len(after.ends_ns):
             return f"the server stopped answering in window {self._last_alive() + 1}: {UNANSWERED}"
         return ""
 
-    def _wait(self, wanted: int) -> bool:
-        """Wait for a window's end: its time, or `wanted` requests. Returns: False if the user ended it."""
-        lasts_s, since, seen = STALL_TIMEOUT_S if wanted else self._rule.interval_ms / 1e3, time.monotonic(), 0
+    def _wait(self, min_requests: int) -> bool:
+        """Wait for a window's end: its time, or `min_requests` requests. Returns: False if the user ended it."""
+        lasts_s, since, last_count = (
+            STALL_TIMEOUT_S if min_requests else self._rule.interval_ms / 1e3,
+            time.monotonic(),
+            0,
+        )
         while True:
-            if self._watching.is_interrupted():
+            if self._listener.is_interrupted():
                 return False
-            if wanted and (ended := self._fleet.count()) != seen:
-                since, seen = time.monotonic(), ended
-            left = since + lasts_s - time.monotonic()
-            self._watching.on_progress(min(seen / wanted if wanted else 1 - left / lasts_s, 1.0))
-            if left <= 0 or self._fleet.wait(min(left, SLICE_S), wanted):
+            if min_requests and (ended_count := self._fleet.count()) != last_count:
+                since, last_count = time.monotonic(), ended_count
+            remaining_s = since + lasts_s - time.monotonic()
+            self._listener.on_progress(
+                min(last_count / min_requests if min_requests else 1 - remaining_s / lasts_s, 1.0)
+            )
+            if remaining_s <= 0 or self._fleet.wait(min(remaining_s, SLICE_S), min_requests):
                 return True
 
     def _done(self) -> bool:
@@ -165,7 +171,7 @@ class _Measurement:
             self._load.requests
             or len(self._windows) >= self._rule.trials
             or stability.stable(self._passed, self._rule.percentage)
-            or stability.over(self._passed, self._rule.threshold_ms)
+            or stability.exceeds_threshold(self._passed, self._rule.threshold_ms)
         )
 
     def _last_alive(self) -> int:
@@ -177,26 +183,26 @@ class _Measurement:
         """Summarize. If the server failed, nothing is averaged: the figures are those from the failing window on."""
         if not ended and not self._passed[-1].per_s:
             ended = EMPTY
-        settled = min(SETTLED, len(self._windows)) if ended in {"", INTERRUPTED} else 0
-        last = self._windows[-settled:] if settled else self._windows[self._last_alive() :]
-        whole = last[0]
+        settled_count = min(WINDOWS_TO_AGREE, len(self._windows)) if ended in {"", INTERRUPTED} else 0
+        last = self._windows[-settled_count:] if settled_count else self._windows[self._last_alive() :]
+        joined = last[0]
         for window in last[1:]:
-            whole = whole.merge(window)
-        steady = not ended and bool(self._load.requests or stability.stable(self._passed, self._rule.percentage))
+            joined = joined.merge(window)
+        is_stable = not ended and bool(self._load.requests or stability.stable(self._passed, self._rule.percentage))
         return Level(
             offered(self._load),
-            steady,
-            client(whole, self._rows, self._rule.percentile),
-            settled,
+            is_stable,
+            client(joined, self._rows, self._rule.percentile),
+            settled_count,
             self._clients,
-            ended=ended or self._reason(steady, whole),
+            ended=ended or self._reason(is_stable, joined),
         )
 
-    def _reason(self, steady: bool, whole: Window) -> str:
+    def _reason(self, is_stable: bool, joined: Window) -> str:
         limit_ns = self._rule.threshold_ms * stability.NS_PER_MS
-        if limit_ns and stability.decisive_latency_ns(whole.latencies_ns, self._rule.percentile) >= limit_ns:
+        if limit_ns and stability.decisive_latency_ns(joined.latencies_ns, self._rule.percentile) >= limit_ns:
             return OVER
-        return "" if steady else UNSTABLE
+        return "" if is_stable else UNSTABLE
 
 
 def offered(load: Load) -> Offered:
@@ -229,14 +235,14 @@ def client(window: Window, rows: int = 1, percentile: int = 0) -> Client:
 
 def _latency_us(window: Window, percentile: int) -> dict[str, float]:
     ns = window.latencies_ns
-    wanted = _QUANTILES | ({f"p{percentile}": float(percentile)} if percentile else {})
-    found = stability.percentiles_ns(ns, list(wanted.values()))
+    quantiles = _QUANTILES | ({f"p{percentile}": float(percentile)} if percentile else {})
+    values_ns = stability.percentiles_ns(ns, list(quantiles.values()))
     return {
         "mean": float(ns.mean()) / 1e3,
         "std": float(ns.std(ddof=1)) / 1e3 if len(ns) > 1 else 0.0,
         "min": float(ns.min()) / 1e3,
         "max": float(ns.max()) / 1e3,
-        **{name: value / 1e3 for name, value in zip(wanted, found, strict=True)},
+        **{name: value / 1e3 for name, value in zip(quantiles, values_ns, strict=True)},
     }
 
 

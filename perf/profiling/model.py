@@ -39,7 +39,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model's metadata and configuration. `max_batch_size` 0: no batch dimension; NOT_TOLD: the limit is unknown.
+    """A model's metadata and configuration. `max_batch_size` 0: no batch dimension; UNKNOWN_BATCH_SIZE: no limit known.
 
     `composing`: names and versions of an ensemble's models, at all levels. `version`: if empty, the server's choice.
     """
@@ -63,7 +63,7 @@ class ModelDescription:
         return self.max_batch_size != 0
 
 
-def described(
+def describe_model(
     control: Describer,
     model: str,
     version: str = "",
@@ -75,34 +75,36 @@ def described(
     `inputs`: metadata entries for the inputs, if the model's metadata has none. Raises: ControlError; DescriptionError.
     """
     metadata, config = control.metadata(model, version), control.config(model, version)
-    if given := list(inputs):
+    if declared_inputs := list(inputs):
         if metadata.get("inputs"):
             raise DescriptionError(f"--input: the server names the inputs of model '{model}' itself")
-        metadata = {**metadata, "inputs": given}
-    taken, outputs = ([_Given.read(model, each) for each in metadata.get(key) or []] for key in ("inputs", "outputs"))
-    rows = _max_batch_size(config, taken)
-    below = _Composing(control)
-    below.enter(config)
+        metadata = {**metadata, "inputs": declared_inputs}
+    reported_inputs, outputs = (
+        [_ReportedTensor.read(model, each) for each in metadata.get(key) or []] for key in ("inputs", "outputs")
+    )
+    rows = _max_batch_size(config, reported_inputs)
+    composed = _Composing(control)
+    composed.enter(config)
     for name, its_version in bls:
-        below.add(name, its_version)
+        composed.add(name, its_version)
     return ModelDescription(
         name=model,
         version=version,
         platform=str(metadata.get("platform") or config.get("platform") or ""),
-        inputs=_tensors(model, "input", taken, config, rows),
+        inputs=_tensors(model, "input", reported_inputs, config, rows),
         outputs=_tensors(model, "output", outputs, config, rows),
         max_batch_size=rows,
-        sequences=_has(config, "sequence_batching") or (_has(config, "ensemble_scheduling") and below.sequences),
+        sequences=_has(config, "sequence_batching") or (_has(config, "ensemble_scheduling") and composed.sequences),
         decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled")),
         dynamic_batching=_has(config, "dynamic_batching"),
-        response_cache=_cached(config) or below.cached,
-        composing=tuple(below.found),
+        response_cache=_cached(config) or composed.cached,
+        composing=tuple(composed.found),
         config=config,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _ReportedTensor:
     """A tensor as in the metadata, including its batch dimension."""
 
     name: str
@@ -110,9 +112,11 @@ class _Given:
     shape: tuple[int, ...]
 
     @staticmethod
-    def read(model: str, entry: dict[str, Any]) -> _Given:
+    def read(model: str, entry: dict[str, Any]) -> _ReportedTensor:
         try:
-            return _Given(str(entry["name"]), str(entry["datatype"]), tuple(int(dim) for dim in entry["shape"]))
+            return _ReportedTensor(
+                str(entry["name"]), str(entry["datatype"]), tuple(int(dim) for dim in entry["shape"])
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DescriptionError(
                 f"model '{model}': its metadata has a tensor that cannot be read: {entry}"
@@ -154,20 +158,22 @@ def _cached(config: dict[str, Any]) -> bool:
     return bool((config.get("response_cache") or {}).get("enable"))
 
 
-def _max_batch_size(config: dict[str, Any], inputs: list[_Given]) -> int:
+def _max_batch_size(config: dict[str, Any], inputs: list[_ReportedTensor]) -> int:
     if config:
         return int(config.get("max_batch_size") or 0)
     return UNKNOWN_BATCH_SIZE if inputs and all(each.shape[:1] == (-1,) for each in inputs) else 0
 
 
-def _tensors(model: str, kind: str, given: list[_Given], config: dict[str, Any], rows: int) -> tuple[Tensor, ...]:
+def _tensors(
+    model: str, kind: str, reported: list[_ReportedTensor], config: dict[str, Any], rows: int
+) -> tuple[Tensor, ...]:
     configured = {str(entry.get("name")): entry for entry in config.get(kind) or []}
-    if unknown := sorted(configured.keys() - {each.name for each in given}):
+    if unknown := sorted(configured.keys() - {each.name for each in reported}):
         raise DescriptionError(f"model '{model}': no metadata found for {kind} tensor '{unknown[0]}'")
-    made = []
-    for each in given:
+    tensors = []
+    for each in reported:
         entry = configured.get(each.name, {})
         shape_tensor = bool(entry.get("is_shape_tensor"))
         shape = each.shape[1:] if rows else each.shape
-        made.append(Tensor(each.name, each.datatype, shape, bool(entry.get("optional")), shape_tensor))
-    return tuple(made)
+        tensors.append(Tensor(each.name, each.datatype, shape, bool(entry.get("optional")), shape_tensor))
+    return tuple(tensors)

@@ -26,12 +26,12 @@ from . import energy, environment, server_side
 from .control import Control, ControlError
 from .model import ModelDescription
 from .options import Options
-from .sampling_looking import PATIENCE_S, PendingRead, Source, SourceReader
-from .sampling_page import Page
-from .sampling_processes import Family, NotFoundError, addresses
-from .sampling_series import Reading, devices, gpus, grown, known, samples
+from .sampling_metrics import MetricsPage
+from .sampling_processes import NotFoundError, ServerProcesses, addresses
+from .sampling_readers import READ_TIMEOUT_S, PendingRead, Source, SourceReader
+from .sampling_series import Reading, counter_growth, devices, gpus, known, samples
 
-_FIRST_PATIENCE_S = 5.0
+_FIRST_READ_TIMEOUT_S = 5.0
 """Starting NVML takes seconds if nothing else keeps the driver loaded."""
 _QUIET = ("NVML",)
 """Sources whose absence is not reported."""
@@ -55,44 +55,44 @@ class Watch:
         self, control: Control, described: ModelDescription, target: Target, options: Options, proc: Path = PROC
     ) -> None:
         self._control = control
-        self._described = described
+        self._model = described
         self._wants_metrics_page = options.collect_metrics
         self._interval_s = max(options.metrics_interval_ms, 1) / 1e3
-        at = addresses(target.host)
-        self._no_process_reason = "" if at else f"{target.host} is another machine"
-        self._family = self._found(target, at, proc)
+        own_addresses = addresses(target.host)
+        self._no_process_reason = "" if own_addresses else f"{target.host} is another machine"
+        self._family = self._find_processes(target, own_addresses, proc)
         self._nvml = energy.Nvml(lambda: self._family.living if self._family else ())
-        self._looker = SourceReader(self._sources(bool(at), options.metrics_url, proc))
+        self._source_reader = SourceReader(self._sources(bool(own_addresses), options.metrics_url, proc))
         self._caller_figures: dict[str, float] = {}
         self._readings: list[Reading] = []
         self._marks: list[Mark] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._sample_regularly, name="samples", daemon=True)
 
-    def _found(self, target: Target, at: set[str], proc: Path) -> Family | None:
+    def _find_processes(self, target: Target, own_addresses: set[str], proc: Path) -> ServerProcesses | None:
         try:
-            return Family(target.port, at, proc) if at else None
+            return ServerProcesses(target.port, own_addresses, proc) if own_addresses else None
         except NotFoundError as error:
             self._no_process_reason = str(error)
         return None
 
-    def _sources(self, here: bool, url: str, proc: Path) -> dict[str, Source]:
+    def _sources(self, is_local: bool, url: str, proc: Path) -> dict[str, Source]:
         """Return the sources by name. If two report the same values, the better one is last."""
         sources: dict[str, Source] = {}
-        if here or self._wants_metrics_page:
-            sources["metrics page"] = Page(url).read
-        sources["machine"] = Machine(proc, "" if here else "client.").read
+        if is_local or self._wants_metrics_page:
+            sources["metrics page"] = MetricsPage(url).read
+        sources["machine"] = Machine(proc, "" if is_local else "client.").read
         if self._family is not None:
             sources["processes"] = self._family.read
-        if here:
+        if is_local:
             sources["NVML"] = self._nvml.read
         return sources
 
     def __enter__(self) -> Self:
-        first = self._looker.look(_FIRST_PATIENCE_S)
-        if not self._wants_metrics_page and ("NVML" not in self._looker.whys or not devices([first])):
-            self._looker.drop("metrics page")  # it has nothing that is not read here at less cost to the server
-        self._readings = [first]
+        first_reading = self._source_reader.read_all(_FIRST_READ_TIMEOUT_S)
+        if not self._wants_metrics_page and ("NVML" not in self._source_reader.reasons or not devices([first_reading])):
+            self._source_reader.drop("metrics page")  # it has nothing that is not read here at less cost to the server
+        self._readings = [first_reading]
         self._thread.start()
         return self
 
@@ -100,18 +100,20 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end.set()
-        self._thread.join(2 * PATIENCE_S)
+        self._thread.join(2 * READ_TIMEOUT_S)
 
     def begin(self) -> None:
         """Begin a level: samples count from now."""
         self._caller_figures.clear()
-        self._readings, self._marks = [self._looker.look()], []
+        self._readings, self._marks = [self._source_reader.read_all()], []
 
     def mark(self) -> Mark:
         """Read the counters. Takes some milliseconds, and half a second more when a source begins to hang."""
-        look = PendingRead(self._looker.look)  # both at once: a later reading would count requests of the next window
+        pending = PendingRead(
+            self._source_reader.read_all
+        )  # both at once: a later reading would count requests of the next window
         statistics = self._statistics()
-        reading = look.answer if look.done(_FIRST_PATIENCE_S) else None
+        reading = pending.answer if pending.done(_FIRST_READ_TIMEOUT_S) else None
         mark = Mark(reading or Reading(time.monotonic()), statistics)
         self._marks.append(mark)
         return mark
@@ -130,40 +132,40 @@ class Watch:
         marks = [mark for mark in self._marks if first.reading.at_s <= mark.reading.at_s <= last.reading.at_s]
         sampled = list(self._readings)
         level.samples = samples(sampled) if len(sampled) > 1 else None
-        settled = sorted(
+        settled_readings = sorted(
             [reading for reading in sampled if first.reading.at_s < reading.at_s < last.reading.at_s]
             + [mark.reading for mark in marks],
             key=lambda reading: reading.at_s,
         )
-        described = self._described
-        level.server, why = server_side.told(
+        described = self._model
+        level.server, reason = server_side.statistics_between(
             [mark.statistics for mark in marks], described.name, described.version, described.composing
         )
-        level.gpus = gpus(settled)
-        self._costs(level, settled)
-        level.notes += [note for note in (why, *self._notes()) if note and note not in level.notes]
+        level.gpus = gpus(settled_readings)
+        self._costs(level, settled_readings)
+        level.notes += [note for note in (reason, *self._notes()) if note and note not in level.notes]
 
-    def _costs(self, level: Level, settled: Sequence[Reading]) -> None:
-        if len(settled) < 2:
+    def _costs(self, level: Level, settled_readings: Sequence[Reading]) -> None:
+        if len(settled_readings) < 2:
             return
-        cpu_s = grown(settled[0], settled[-1], "server.cpu_s")
+        cpu_s = counter_growth(settled_readings[0], settled_readings[-1], "server.cpu_s")
         if cpu_s is not None and level.client.requests:
             level.server_cpu_s_per_1000 = cpu_s / level.client.requests * 1000
-        level.server_rss_bytes = max(known(settled, "server.rss_bytes"), default=None)
-        spent_j = energy.joules(settled, self._nvml.used)
+        level.server_rss_bytes = max(known(settled_readings, "server.rss_bytes"), default=None)
+        spent_j = energy.joules(settled_readings, self._nvml.used)
         if spent_j is not None and level.client.rows:
             level.energy_j_per_1000 = spent_j / level.client.rows * 1000
 
     def _notes(self) -> list[str]:
         quiet = {*_QUIET} if self._wants_metrics_page else {*_QUIET, "metrics page"}
-        whys = [f"{name}: {why}" for name, why in self._looker.whys.items() if name not in quiet]
+        reasons = [f"{name}: {reason}" for name, reason in self._source_reader.reasons.items() if name not in quiet]
         if self._no_process_reason:
-            whys.append(f"CPU and memory of the server are not known: {self._no_process_reason}")
-        return whys
+            reasons.append(f"CPU and memory of the server are not known: {self._no_process_reason}")
+        return reasons
 
     def _statistics(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         answers = {}
-        for name, version in ((self._described.name, self._described.version), *self._described.composing):
+        for name, version in ((self._model.name, self._model.version), *self._model.composing):
             if name not in answers:
                 with suppress(ControlError):
                     answers[name] = self._control.statistics(name, version)
@@ -172,7 +174,7 @@ class Watch:
     def sample(self) -> None:
         """Take a sample now, in addition to the regular ones."""
         readings = self._readings
-        reading = self._looker.look()
+        reading = self._source_reader.read_all()
         readings.append(Reading(reading.at_s, {**reading.values, **self._caller_figures}))
 
     def _sample_regularly(self) -> None:
@@ -183,16 +185,16 @@ class Watch:
 class Machine:
     """What /proc reports about this machine. `whose`: a prefix for the names."""
 
-    def __init__(self, proc: Path = PROC, whose: str = "") -> None:
+    def __init__(self, proc: Path = PROC, prefix: str = "") -> None:
         self._proc = proc
-        self._whose = whose
+        self._prefix = prefix
 
     def read(self) -> dict[str, float]:
         """Return the CPU seconds of all cores together, and memory. Raises: OSError if there is no /proc."""
         busy_s, all_s = processes.machine_s(self._proc)
         total, available = meminfo("MemTotal", self._proc), meminfo("MemAvailable", self._proc)
-        found = {"cpu.all_s": all_s, "cpu.busy_s": busy_s}
+        values = {"cpu.all_s": all_s, "cpu.busy_s": busy_s}
         if total is not None and available is not None:
-            found["memory.total_bytes"] = float(total)
-            found["memory.used_bytes"] = float(total - available)
-        return {f"{self._whose}{name}": value for name, value in found.items()}
+            values["memory.total_bytes"] = float(total)
+            values["memory.used_bytes"] = float(total - available)
+        return {f"{self._prefix}{name}": value for name, value in values.items()}

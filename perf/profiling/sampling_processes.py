@@ -16,13 +16,13 @@ from pathlib import Path
 from penstock.perf import processes
 from penstock.perf.processes import PROC
 
-_LISTENS = "0A"
-_ACCEPTS = 1 << 16
+_TCP_LISTEN = "0A"
+_UNIX_ACCEPTING = 1 << 16
 _FORWARDERS = frozenset(
     {"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "ssh", "sshd", "socat", "kubectl"}
 )
 """Programs that listen for a server elsewhere."""
-_KEEPERS = re.compile(
+_PARENT_PROGRAMS = re.compile(
     r"(ba|da|z|fi|k|tc|c|a)?sh|busybox|tmux.*|screen|sshd|login|su|sudo|systemd|init|tini|dumb-init|docker-init"
     r"|containerd-shim.*|conmon|runc|supervisord|cron|make|timeout|node|code"
 )
@@ -33,7 +33,7 @@ class NotFoundError(Exception):
     """The processes cannot be determined; the text says why."""
 
 
-def is_here(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Return whether a host is this machine: only its own addresses can be bound."""
     return bool(addresses(host))
 
@@ -42,33 +42,33 @@ def addresses(host: str) -> set[str]:
     """Return the addresses of a host that are this machine's own. The path of a Unix socket is one."""
     if host.startswith("/"):
         return {host}
-    found: set[str] = set()
+    own_addresses: set[str] = set()
     try:
-        known = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+        address_infos = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return found
-    for family, kind, protocol, _, address in known:
+        return own_addresses
+    for family, kind, protocol, _, address in address_infos:
         with suppress(OSError), socket.socket(family, kind, protocol) as tried:
             tried.bind(address)
-            found.add(str(address[0]))
-    return found
+            own_addresses.add(str(address[0]))
+    return own_addresses
 
 
-class Family:
+class ServerProcesses:
     """The processes of the server that listens on a port of this machine. Raises: NotFoundError.
 
     `living`: those alive at the last reading. Threads: one at a time.
     """
 
-    def __init__(self, port: int, at: set[str], proc: Path = PROC, own: int | None = None) -> None:
+    def __init__(self, port: int, own_addresses: set[str], proc: Path = PROC, own: int | None = None) -> None:
         self._proc = proc
         own = os.getpid() if own is None else own
         parents = {pid: each.parent for pid, each in processes.living(proc).items()}
-        ours = {own, *_ancestors(own, parents)}
-        holders = self._holders(port, at)
-        if holders & ours:
+        own_pids = {own, *_ancestors(own, parents)}
+        holders = self._holders(port, own_addresses)
+        if holders & own_pids:
             raise NotFoundError("the server runs within this very process")
-        self.roots = {self._first(pid, parents, ours) for pid in holders}
+        self.roots = {self._topmost(pid, parents, own_pids) for pid in holders}
         self._spent_s: dict[tuple[int, int], float] = {}
         self.living = self.pids()
 
@@ -86,8 +86,8 @@ class Family:
         self.living = pids = self.pids()
         for pid in pids:
             with suppress(OSError):  # it has ended meanwhile
-                seen = processes.stat(pid, self._proc)
-                self._spent_s[pid, seen.started] = seen.cpu_s
+                stat = processes.stat(pid, self._proc)
+                self._spent_s[pid, stat.started] = stat.cpu_s
                 rss_bytes += processes.rss_bytes(pid, self._proc)
         if not pids:
             raise NotFoundError("the server's processes have ended")
@@ -98,35 +98,35 @@ class Family:
 
     def cores(self) -> set[int]:
         """Return the CPUs that they may run on."""
-        found: set[int] = set()
+        cpus: set[int] = set()
         for pid in self.pids():
             with suppress(OSError):
-                found |= os.sched_getaffinity(pid)
-        return found
+                cpus |= os.sched_getaffinity(pid)
+        return cpus
 
-    def _holders(self, port: int, at: set[str]) -> set[int]:
+    def _holders(self, port: int, own_addresses: set[str]) -> set[int]:
         """Return the processes with a socket that listens on the port."""
-        sockets = {f"socket:[{inode}]" for inode in listening(self._proc, port, at)}
+        sockets = {f"socket:[{inode}]" for inode in listening(self._proc, port, own_addresses)}
         if not sockets:
             raise NotFoundError(f"nobody on this machine listens on port {port}: it may be in a container")
-        found = set()
+        pids = set()
         for folder in self._proc.glob("[0-9]*/fd"):
             with suppress(OSError):  # another user's, or it has ended meanwhile
-                held = (_link(each) for each in folder.iterdir())
-                if any(each in sockets for each in held):
-                    found.add(int(folder.parent.name))
-        if not found:
+                links = (_link(each) for each in folder.iterdir())
+                if any(each in sockets for each in links):
+                    pids.add(int(folder.parent.name))
+        if not pids:
             raise NotFoundError(f"who listens on port {port} may not be looked at: it is another user's")
-        forwarders = {self._name(pid) for pid in found} & _FORWARDERS
+        forwarders = {self._name(pid) for pid in pids} & _FORWARDERS
         if forwarders:
             raise NotFoundError(f"{forwarders.pop()} listens on port {port}, the server is behind it")
-        return found
+        return pids
 
-    def _first(self, pid: int, parents: dict[int, int], ours: set[int]) -> int:
+    def _topmost(self, pid: int, parents: dict[int, int], own_pids: set[int]) -> int:
         """Find the server's topmost process: the last ancestor that is not part of this run, a shell or a keeper."""
         for parent in _ancestors(pid, parents):
-            alien = parent in ours or _KEEPERS.fullmatch(self._name(parent).lstrip("-"))
-            if alien or (parent == 1 and self._program(parent) != self._program(pid)):
+            is_foreign = parent in own_pids or _PARENT_PROGRAMS.fullmatch(self._name(parent).lstrip("-"))
+            if is_foreign or (parent == 1 and self._program(parent) != self._program(pid)):
                 break
             pid = parent
         return pid
@@ -141,35 +141,35 @@ class Family:
         return _link(self._proc / str(pid) / "exe") or f"unknown {pid}"
 
 
-def listening(proc: Path, port: int, at: set[str]) -> set[str]:
+def listening(proc: Path, port: int, own_addresses: set[str]) -> set[str]:
     """Return the inodes of the sockets that listen on a port at one of the addresses, or else at any."""
-    found = {path: inodes for path, inodes in _unix(proc).items() if path in at}
+    unix_inodes = {path: inodes for path, inodes in _unix(proc).items() if path in own_addresses}
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in (proc / "net" / table).read_text("ascii").splitlines()[1:]:
-                words = line.split()
-                if len(words) > 9 and words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
-                    found.setdefault(_address(words[1].rpartition(":")[0]), set()).add(words[9])
-    own = {inode for address in at for inode in found.get(address, ())}
-    return own or {inode for inodes in found.values() for inode in inodes}
+                fields = line.split()
+                if len(fields) > 9 and fields[3] == _TCP_LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    unix_inodes.setdefault(_address(fields[1].rpartition(":")[0]), set()).add(fields[9])
+    own_inodes = {inode for address in own_addresses for inode in unix_inodes.get(address, ())}
+    return own_inodes or {inode for inodes in unix_inodes.values() for inode in inodes}
 
 
 def _unix(proc: Path) -> dict[str, set[str]]:
     """Return the inodes of the Unix sockets that accept connections, by their paths."""
-    found: dict[str, set[str]] = {}
+    inodes_by_path: dict[str, set[str]] = {}
     with suppress(OSError):
         for line in (proc / "net" / "unix").read_text("utf-8", "replace").splitlines()[1:]:
-            words = line.split(maxsplit=7)
-            if len(words) > 7 and int(words[3], 16) & _ACCEPTS:
-                found.setdefault(words[7], set()).add(words[6])
-    return found
+            fields = line.split(maxsplit=7)
+            if len(fields) > 7 and int(fields[3], 16) & _UNIX_ACCEPTING:
+                inodes_by_path.setdefault(fields[7], set()).add(fields[6])
+    return inodes_by_path
 
 
 def _address(hexadecimal: str) -> str:
     """Format an address of /proc/net/tcp, whose four-byte words are in the machine's byte order."""
     packed = bytes.fromhex(hexadecimal)
     if sys.byteorder == "little":
-        packed = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
+        packed = b"".join(packed[start : start + 4][::-1] for start in range(0, len(packed), 4))
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 
@@ -181,7 +181,7 @@ def _link(path: Path) -> str:
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
-    seen = {pid}
-    while (pid := parents.get(pid, 0)) and pid not in seen:
-        seen.add(pid)
+    ancestors = {pid}
+    while (pid := parents.get(pid, 0)) and pid not in ancestors:
+        ancestors.add(pid)
         yield pid

@@ -37,7 +37,7 @@ class Reading:
 
 def samples(readings: Sequence[Reading]) -> Samples:
     """Make the samples of a level. The first reading is not a sample but the start of the time and the counters."""
-    rows = [_shown(before, after) for before, after in pairwise(readings)]
+    rows = [_sample_row(before, after) for before, after in pairwise(readings)]
     names = dict.fromkeys(name for row in rows for name in row)
     return Samples(
         at_s=[round(reading.at_s - readings[0].at_s, 3) for reading in readings[1:]],
@@ -45,25 +45,29 @@ def samples(readings: Sequence[Reading]) -> Samples:
     )
 
 
-def _shown(before: Reading, after: Reading) -> dict[str, float]:
+def _sample_row(before: Reading, after: Reading) -> dict[str, float]:
     row = {name: value for name, value in after.values.items() if not name.endswith(_COUNTERS)}
     took_s = after.at_s - before.at_s
     if took_s < _SHORTEST_S:
         return row
-    cpu_s = grown(before, after, "server.cpu_s")
+    cpu_s = counter_growth(before, after, "server.cpu_s")
     if cpu_s is not None:
         row["server.cores"] = cpu_s / took_s
-    for whose in ("", "client."):
-        busy_s, all_s = (grown(before, after, f"{whose}cpu.{each}_s") for each in ("busy", "all"))
+    for prefix in ("", "client."):
+        busy_s, all_s = (counter_growth(before, after, f"{prefix}cpu.{each}_s") for each in ("busy", "all"))
         if busy_s is not None and all_s:
-            row[f"{whose}cpu.utilization"] = min(busy_s / all_s, 1.0)
+            row[f"{prefix}cpu.utilization"] = min(busy_s / all_s, 1.0)
     return row
 
 
-def grown(before: Reading, after: Reading, name: str) -> float | None:
+def counter_growth(before: Reading, after: Reading, name: str) -> float | None:
     """Return the growth of a counter; None if it was not read both times, or was reset."""
-    first, last = before.values.get(name), after.values.get(name)
-    return None if first is None or last is None or last < first else last - first
+    before_value, after_value = before.values.get(name), after.values.get(name)
+    return (
+        None
+        if before_value is None or after_value is None or after_value < before_value
+        else after_value - before_value
+    )
 
 
 def known(readings: Iterable[Reading], name: str) -> list[float]:
@@ -73,16 +77,16 @@ def known(readings: Iterable[Reading], name: str) -> list[float]:
 
 def devices(readings: Iterable[Reading]) -> list[str]:
     """Return the UUIDs of the GPUs that were read."""
-    found = {
+    uuids = {
         name[len(GPU) :].rpartition(".")[0] for reading in readings for name in reading.values if name.startswith(GPU)
     }
-    return sorted(found)
+    return sorted(uuids)
 
 
 def gpus(readings: Sequence[Reading]) -> dict[str, dict[str, float]]:
     """Summarize GPUs as perf_analyzer does: mean utilization and power, maximum memory, the first total."""
-    found = {}
+    summaries = {}
     for uuid in devices(readings):
         values = {name: known(readings, f"{GPU}{uuid}.{name}") for name in _SUMS}
-        found[uuid] = {name: float(_SUMS[name](each)) for name, each in values.items() if each}
-    return found
+        summaries[uuid] = {name: float(_SUMS[name](each)) for name, each in values.items() if each}
+    return summaries

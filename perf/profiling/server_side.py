@@ -25,7 +25,7 @@ _WHOLE = ("inference_count", "execution_count")
 _ROWS = "rows "
 
 
-def told(
+def statistics_between(
     answers: Sequence[Answer], model: str, version: str = "", composing: Iterable[tuple[str, str]] = ()
 ) -> tuple[ServerSide | None, str]:
     """Return what was counted from the first response to the last, and why this is missing or incomplete.
@@ -33,16 +33,16 @@ def told(
     `answers`: ascending in time, two or more; those in between show whether the server was restarted meanwhile.
     `version`: if empty, the highest that had a request. `composing`: an ensemble's models.
     """
-    side, why = _of_model(answers, model, version)
+    side, reason = _of_model(answers, model, version)
     if side is None:
-        return None, why
-    for name, asked in composing:
-        part, missing = _of_model(answers, name, asked)
-        if part is None:
-            why = why or missing
+        return None, reason
+    for name, composing_version in composing:
+        composing_side, missing = _of_model(answers, name, composing_version)
+        if composing_side is None:
+            reason = reason or missing
         else:
-            side.composing[name] = part
-    return (_ensemble(side) if side.composing else side), why
+            side.composing[name] = composing_side
+    return (_ensemble(side) if side.composing else side), reason
 
 
 def _of_model(answers: Sequence[Answer], model: str, version: str) -> tuple[ServerSide | None, str]:
@@ -50,47 +50,49 @@ def _of_model(answers: Sequence[Answer], model: str, version: str) -> tuple[Serv
     if len(readings) < 2 or not readings[0] or not readings[-1]:
         return None, f"{model}: the server gives no statistics"
     readings = [each for each in readings if each]  # a failed query says nothing
-    chosen, why = (version, "") if version else _moved(model, readings[0], readings[-1])
+    chosen, reason = (version, "") if version else _choose_version(model, readings[0], readings[-1])
     if not chosen:
-        return None, why
+        return None, reason
     if chosen not in readings[-1]:
         return None, f"{model}: no statistics of version {chosen}, which was unloaded, or is not there"
     counters = [_counters(each.get(chosen, {})) for each in readings]
-    if not all(_went_on(before, after) for before, after in pairwise(counters)):
+    if not all(_kept_counting(before, after) for before, after in pairwise(counters)):
         return None, f"{model}: its statistics began anew meanwhile: the server or the model was started again"
-    return _side(chosen, _since(counters[0], counters[-1])), why
+    return _make_side(chosen, _difference(counters[0], counters[-1])), reason
 
 
-def _moved(model: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[str, str]:
+def _choose_version(model: str, first_answer: Mapping[str, Any], last_answer: Mapping[str, Any]) -> tuple[str, str]:
     """Choose the highest version that took a request, or else one that failed one. Also return a note."""
-    for counted in ("queue.count", "fail.count"):
-        moved = [
+    for counter in ("queue.count", "fail.count"):
+        versions_moved = [
             version
-            for version, entry in last.items()
-            if _counters(entry).get(counted, 0) != _counters(first.get(version, {})).get(counted, 0)
+            for version, entry in last_answer.items()
+            if _counters(entry).get(counter, 0) != _counters(first_answer.get(version, {})).get(counter, 0)
         ]
-        if moved:
-            highest = max(moved, key=lambda version: (int(version) if version.isdecimal() else -1, version))
-            return highest, f"{model}: {len(moved)} versions had requests, this is {highest}" if len(moved) > 1 else ""
+        if versions_moved:
+            highest = max(versions_moved, key=lambda version: (int(version) if version.isdecimal() else -1, version))
+            return highest, f"{model}: {len(versions_moved)} versions had requests, this is {highest}" if len(
+                versions_moved
+            ) > 1 else ""
     return "", f"{model}: no version of it counted a request"
 
 
 def _counters(entry: Mapping[str, Any]) -> _Counters:
     """Flatten the counters. Values that are absent or not whole numbers are left out, since servers differ."""
-    found = {name: _whole(entry.get(name)) for name in _WHOLE}
+    counters = {name: _parse_count(entry.get(name)) for name in _WHOLE}
     timed = entry.get("inference_stats")
     for name in _TIMED:
-        spent = timed.get(name) if isinstance(timed, Mapping) else None
-        if isinstance(spent, Mapping):
-            found |= {f"{name}.{figure}": _whole(spent.get(figure)) for figure in ("count", "ns")}
+        duration = timed.get(name) if isinstance(timed, Mapping) else None
+        if isinstance(duration, Mapping):
+            counters |= {f"{name}.{figure}": _parse_count(duration.get(figure)) for figure in ("count", "ns")}
     for batch in entry.get("batch_stats") or ():
-        spent = batch.get("compute_infer") if isinstance(batch, Mapping) else None
-        if isinstance(spent, Mapping):
-            found[f"{_ROWS}{batch.get('batch_size')}"] = _whole(spent.get("count"))
-    return {name: value for name, value in found.items() if value is not None}
+        duration = batch.get("compute_infer") if isinstance(batch, Mapping) else None
+        if isinstance(duration, Mapping):
+            counters[f"{_ROWS}{batch.get('batch_size')}"] = _parse_count(duration.get("count"))
+    return {name: value for name, value in counters.items() if value is not None}
 
 
-def _whole(value: Any) -> int | None:
+def _parse_count(value: Any) -> int | None:
     """Parse a count; protobuf's own JSON writes 64-bit integers as text."""
     try:
         count = int(value)
@@ -99,29 +101,31 @@ def _whole(value: Any) -> int | None:
     return count if count >= 0 else None
 
 
-def _went_on(before: _Counters, after: _Counters) -> bool:
+def _kept_counting(before: _Counters, after: _Counters) -> bool:
     return all(after.get(name, 0) >= value for name, value in before.items())
 
 
-def _since(first: _Counters, last: _Counters) -> _Counters:
-    return {name: value - first.get(name, 0) for name, value in last.items()}
+def _difference(before: _Counters, after: _Counters) -> _Counters:
+    return {name: value - before.get(name, 0) for name, value in after.items()}
 
 
-def _side(version: str, grown: _Counters) -> ServerSide:
+def _make_side(version: str, counter_growth: _Counters) -> ServerSide:
     def mean_us(*names: str) -> float:
-        count = grown.get(f"{names[0]}.count", 0)
-        return sum(grown.get(f"{name}.ns", 0) for name in names) / count / 1e3 if count else 0.0
+        count = counter_growth.get(f"{names[0]}.count", 0)
+        return sum(counter_growth.get(f"{name}.ns", 0) for name in names) / count / 1e3 if count else 0.0
 
-    hits = grown.get("cache_hit.count", 0)
-    served = grown.get("compute_infer.count", 0) + hits
-    spent_ns = sum(grown.get(f"{name}.ns", 0) for name in (*_COMPUTE, "cache_hit", "cache_miss"))
-    executions, inferences = grown.get("execution_count", 0), grown.get("inference_count", 0)
+    hits = counter_growth.get("cache_hit.count", 0)
+    served = counter_growth.get("compute_infer.count", 0) + hits
+    spent_ns = sum(counter_growth.get(f"{name}.ns", 0) for name in (*_COMPUTE, "cache_hit", "cache_miss"))
+    executions, inferences = counter_growth.get("execution_count", 0), counter_growth.get("inference_count", 0)
     request_us, queue_us = mean_us("success"), mean_us("queue")
-    batches = {name.removeprefix(_ROWS): value for name, value in grown.items() if name.startswith(_ROWS) and value}
+    batches = {
+        name.removeprefix(_ROWS): value for name, value in counter_growth.items() if name.startswith(_ROWS) and value
+    }
     return ServerSide(
         inferences=inferences,
         executions=executions,
-        requests=grown.get("success.count", 0),
+        requests=counter_growth.get("success.count", 0),
         queue_us=queue_us,
         compute_input_us=mean_us("compute_input"),
         compute_infer_us=mean_us("compute_infer"),
@@ -129,11 +133,11 @@ def _side(version: str, grown: _Counters) -> ServerSide:
         overhead_us=max(request_us - queue_us - (spent_ns / served / 1e3 if served else 0.0), 0.0),
         rows_per_batch=inferences / executions if executions else 0.0,
         cache_hits=hits,
-        failed=grown.get("fail.count", 0),
+        failed=counter_growth.get("fail.count", 0),
         batches=dict(sorted(batches.items(), key=lambda item: (len(item[0]), item[0]))),
         version=version,
         request_us=request_us,
-        cache_misses=grown.get("cache_miss.count", 0),
+        cache_misses=counter_growth.get("cache_miss.count", 0),
         cache_hit_us=mean_us("cache_hit"),
         cache_miss_us=mean_us("cache_miss"),
     )
@@ -144,7 +148,9 @@ def _ensemble(side: ServerSide) -> ServerSide:
     parts = side.composing.values()
     queue_us = sum(part.queue_us for part in parts)
     each = {name: sum(getattr(part, f"{name}_us") for part in parts) for name in _COMPUTE}
-    cached_us = sum(part.cache_hit_us * _share(part) + part.cache_miss_us * (1 - _share(part)) for part in parts)
+    cached_us = sum(
+        part.cache_hit_us * _hit_share(part) + part.cache_miss_us * (1 - _hit_share(part)) for part in parts
+    )
     return replace(
         side,
         queue_us=queue_us,
@@ -155,7 +161,7 @@ def _ensemble(side: ServerSide) -> ServerSide:
     )
 
 
-def _share(part: ServerSide) -> float:
+def _hit_share(side: ServerSide) -> float:
     """Return the fraction of cache hits."""
-    asked = part.cache_hits + part.cache_misses
-    return part.cache_hits / asked if asked else 0.0
+    lookups = side.cache_hits + side.cache_misses
+    return side.cache_hits / lookups if lookups else 0.0

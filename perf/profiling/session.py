@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 from penstock.perf.generator.fleet import FleetError, fleet
 from penstock.perf.generator.orders import GrpcCall, Load, Target, Tls, Window
-from penstock.perf.payloads.preparing import prepared
+from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.reports.document import Client, Document, Level, Model, Offered
 
-from . import environment, levels
+from . import environment, load_search
 from .control import Control, ControlError, control_for
 from .measuring import INTERRUPTED, OVER, UNSTABLE, Generator, LoadListener, measure, offered
-from .model import ModelDescription, described
+from .model import ModelDescription, describe_model
 from .options import Options, hidden
 from .sampling import Mark, Watch
 
@@ -36,7 +36,7 @@ class SessionError(Exception):
 class Listener(LoadListener):
     """Callbacks during a run, in addition to those of each level's measuring."""
 
-    def on_run_start(self, document: Document, described: ModelDescription) -> None:
+    def on_run_start(self, document: Document, description: ModelDescription) -> None:
         """Handle the model to be driven, before the first level."""
 
     def on_message(self, line: str) -> None:
@@ -55,9 +55,9 @@ class Listeners(Listener):
     def __init__(self, *each: Listener) -> None:
         self._each = each
 
-    def on_run_start(self, document: Document, described: ModelDescription) -> None:
+    def on_run_start(self, document: Document, description: ModelDescription) -> None:
         for each in self._each:
-            each.on_run_start(document, described)
+            each.on_run_start(document, description)
 
     def on_message(self, line: str) -> None:
         for each in self._each:
@@ -134,14 +134,14 @@ def profile(options: Options, listener: Listener | None = None) -> Document:
     listener = listener or Listener()
     aimed = target(options)
     control = control_for(aimed, dict(options.headers))
-    model = described(control, options.model, options.version, options.composing, options.inputs)
+    model = describe_model(control, options.model, options.version, options.composing, options.inputs)
     _check(options, model)
     document = _document(options, aimed, model, control)
     if options.trace:
-        control.trace({name: list(found) if name == LEVELS else found[0] for name, found in options.trace})
+        control.trace({name: list(value) if name == LEVELS else value[0] for name, value in options.trace})
     with ExitStack() as stack:
         ready = stack.enter_context(
-            prepared(model, options.input, aimed, control, headers=options.headers, slots=slots(options))
+            prepare_payloads(model, options.input, aimed, control, headers=options.headers, slots=slots(options))
         )
         running = stack.enter_context(fleet(aimed, ready.payloads, max(options.processes, 1)))
         watch = stack.enter_context(Watch(control, model, aimed, options))
@@ -157,12 +157,12 @@ def _levels(run: _Run, running: Generator, marks: Marks, listener: Listener) -> 
     options, document = run.options, run.document
     search = _search(options)
     value = next(search)
-    watching = Listeners(marks, listener)
+    window_listener = Listeners(marks, listener)
     try:
         while True:
             load = load_of(options, value, sequences=run.model.sequences)
             listener.on_level_start(offered(load))
-            level = measure(running, load, options.rule, options.input.batch, watching)
+            level = measure(running, load, options.rule, options.input.batch, window_listener)
             marks.record_in(level)
             document.levels.append(level)
             listener.on_level_end(level)
@@ -223,21 +223,21 @@ def intervals_us(options: Options) -> tuple[float, ...]:
     if path is None:
         return ()
     try:
-        found = tuple(float(line) for line in path.read_text("utf-8").split())
+        intervals = tuple(float(line) for line in path.read_text("utf-8").split())
     except (OSError, ValueError) as error:
         raise SessionError(f"--request-intervals {path}: {error}") from error
-    if not found or not all(0 <= each < math.inf for each in found) or not sum(found):
+    if not intervals or not all(0 <= each < math.inf for each in intervals) or not sum(intervals):
         raise SessionError(f"--request-intervals {path}: wanted microseconds above 0, one in each line")
-    return found
+    return intervals
 
 
-def _search(options: Options) -> levels.Search:
+def _search(options: Options) -> load_search.Search:
     visited = options.concurrency or options.rate
     if visited is None or options.intervals is not None:
-        return levels.single(0.0)
+        return load_search.single(0.0)
     if options.binary_search:
-        return levels.halving(visited, whole=options.concurrency is not None)
-    return levels.linear(visited)
+        return load_search.halving(visited, integer=options.concurrency is not None)
+    return load_search.linear(visited)
 
 
 def _check(options: Options, model: ModelDescription) -> None:
@@ -249,8 +249,8 @@ def _check(options: Options, model: ModelDescription) -> None:
         raise SessionError("can not specify batch size > 1 when using a sequence model")
     if model.decoupled and not options.streaming:
         raise SessionError("decoupled models must be run with --streaming and -i grpc")
-    known = options.input.sequence_ids[1]
-    if model.sequences and known and known < slots(options):
+    id_count = options.input.sequence_ids[1]
+    if model.sequences and id_count and id_count < slots(options):
         raise SessionError(
             "sequence id range specified is smaller than the maximum possible number of sequences, "
             "sequence id collision may occur."
@@ -260,7 +260,7 @@ def _check(options: Options, model: ModelDescription) -> None:
 def _document(options: Options, aimed: Target, model: ModelDescription, control: Control) -> Document:
     server = _server(control)
     return Document(
-        driven(model, model.config),
+        document_model(model, model.config),
         list(options.command),
         dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         f"{aimed.host}:{aimed.port}",
@@ -269,12 +269,12 @@ def _document(options: Options, aimed: Target, model: ModelDescription, control:
         server=server,
         machine=environment.machine(),
         versions=environment.versions(server),
-        options=_told(options),
+        options=_changed_options(options),
         target_ms=options.target_ms,
     )
 
 
-def driven(model: ModelDescription, config: dict[str, Any]) -> Model:
+def document_model(model: ModelDescription, config: dict[str, Any]) -> Model:
     """Return a model as a document holds it, with one of its configurations."""
     return Model(
         model.name,
@@ -304,7 +304,7 @@ def _server(control: Control) -> dict[str, Any]:
         return {}
 
 
-def _told(options: Options) -> dict[str, Any]:
+def _changed_options(options: Options) -> dict[str, Any]:
     """Return the options that differ from the defaults."""
     options = dataclasses.replace(options, headers=tuple(map(hidden, options.headers)))
     usual = dataclasses.asdict(Options(options.model))

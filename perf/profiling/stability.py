@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.perf.generator.orders import Times
 
-SETTLED = 3
+WINDOWS_TO_AGREE = 3
 """The number of windows that must agree, and that make up a level's figures."""
 NS_PER_MS = 1e6
 
@@ -29,19 +29,21 @@ class WindowFigures:
 
 def stable(windows: Sequence[WindowFigures], percentage: float) -> bool:
     """Return whether the last three agree."""
-    last = windows[-SETTLED:]
-    if len(last) < SETTLED or min(each.per_s for each in last) <= 0:
+    last = windows[-WINDOWS_TO_AGREE:]
+    if len(last) < WINDOWS_TO_AGREE or min(each.per_s for each in last) <= 0:
         return False
     return _within([each.per_s for each in last], percentage) and _within(
         [each.latency_ns for each in last], percentage
     )
 
 
-def over(windows: Sequence[WindowFigures], threshold_ms: float) -> bool:
+def exceeds_threshold(windows: Sequence[WindowFigures], threshold_ms: float) -> bool:
     """Return whether one of the last three reached the threshold; False before there are three, or if it is 0."""
-    last = windows[-SETTLED:]
+    last = windows[-WINDOWS_TO_AGREE:]
     return (
-        threshold_ms > 0 and len(last) == SETTLED and any(each.latency_ns >= threshold_ms * NS_PER_MS for each in last)
+        threshold_ms > 0
+        and len(last) == WINDOWS_TO_AGREE
+        and any(each.latency_ns >= threshold_ms * NS_PER_MS for each in last)
     )
 
 
@@ -60,10 +62,10 @@ def decisive_latency_ns(latencies_ns: Times, percentile: int) -> float:
 
 def percentiles_ns(latencies_ns: Times, percentiles: Sequence[float]) -> list[float]:
     """Return percentiles of at least one latency."""
-    most = len(latencies_ns) - 1
-    at = [min(int(percentile / 100 * most + 0.5), most) for percentile in percentiles]
-    ordered = np.partition(latencies_ns, sorted(set(at)))
-    return [float(ordered[index]) for index in at]
+    last_index = len(latencies_ns) - 1
+    indexes = [min(int(percentile / 100 * last_index + 0.5), last_index) for percentile in percentiles]
+    ordered = np.partition(latencies_ns, sorted(set(indexes)))
+    return [float(ordered[index]) for index in indexes]
 
 
 def _within(values: Sequence[float], percentage: float) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from . import comparing, findings
-from .comparing import Run
+from . import comparison, findings
+from .comparison import Run
 from .document import Document, Level
 from .findings import fault, load, load_words
 from .formats import NOTHING, bare_ms, count, ms, ratio
@@ -21,27 +21,28 @@ def lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cells).rstrip()
 
 
-def single(document: Document, target_ms: float | None = None) -> str:
+def describe_run(document: Document, target_ms: float | None = None) -> str:
     """Describe one run."""
     model, levels = document.model, document.levels
-    said = [f"{model.name} at {document.url} over {document.protocol}, {document.made_at}"]
-    said += [f"! {each}" for each in findings.cautions(document)]
+    lines_out = [f"{model.name} at {document.url} over {document.protocol}, {document.made_at}"]
+    lines_out += [f"! {each}" for each in findings.cautions(document)]
     table: list[tuple[str, ...]] = [("load", "inferences/s", "mean ms", "p50 ms", "p90 ms", "p99 ms", "errors", "")]
     for level in levels:
         latency = [bare_ms(level.client.latency_us.get(name)) for name in ("mean", "p50", "p90", "p99")]
         mark = "not part of the curve" if fault(level) else _mark(document, level)
         failed = findings.failures(level)
         table.append((load(level.offered), count(level.client.rows_per_s), *latency, count(failed), mark))
-    said += lines(table) if levels else []
+    lines_out += lines(table) if levels else []
     if knee := findings.knee(levels):
-        said.append(f"Knee (greatest throughput / mean latency): {_place(knee)}")
+        lines_out.append(f"Knee (greatest throughput / mean latency): {_place(knee)}")
     target = findings.target_ms(document, target_ms)
-    good = findings.goodput_of(levels, target) if target else None
-    if good:
-        said.append(
-            f"Goodput in {good.target_ms:g} ms: {count(good.most)} inferences/s at {load_words(good.at.offered)}"
+    goodput = findings.goodput_of(levels, target) if target else None
+    if goodput:
+        lines_out.append(
+            f"Goodput in {goodput.target_ms:g} ms: {count(goodput.most)} inferences/s "
+            f"at {load_words(goodput.at.offered)}"
         )
-    return _shown(said)
+    return _printable(lines_out)
 
 
 def _mark(document: Document, level: Level) -> str:
@@ -54,48 +55,52 @@ def _place(level: Level) -> str:
     return f"{count(level.client.rows_per_s)} inferences/s at {load_words(level.offered)}, p99 {p99}"
 
 
-def several(compared: Sequence[Run], target_ms: float | None = None) -> str:
+def describe_comparison(compared: Sequence[Run], target_ms: float | None = None) -> str:
     """Compare runs, their differences first."""
-    said = [f"! {each}" for each in comparing.warnings(compared)]
-    found = comparing.differences(compared)
-    said.append("What differs:" if found else "Nothing differs but the figures.")
+    lines_out = [f"! {each}" for each in comparison.warnings(compared)]
+    differences_found = comparison.differences(compared)
+    lines_out.append("What differs:" if differences_found else "Nothing differs but the figures.")
     names = [run.name for run in compared]
-    if found:
-        told = [(", ".join(filter(None, (each.part, each.name))), *map(_short, each.values)) for each in found]
-        said += lines([("", *names), *told])
+    if differences_found:
+        difference_rows = [
+            (", ".join(filter(None, (each.part, each.name))), *map(_shorten, each.values)) for each in differences_found
+        ]
+        lines_out += lines([("", *names), *difference_rows])
     target = target_ms or findings.target_ms(compared[0].document)
     table = [("", *names)]
     table.append(("greatest inferences/s", *(_rate(findings.best(run.document.levels)) for run in compared)))
     table.append(("inferences/s at the knee", *(_rate(findings.knee(run.document.levels)) for run in compared)))
     if target:
-        goods = [findings.goodput_of(run.document.levels, target) for run in compared]
-        table.append((f"goodput in {target:g} ms", *(count(good.most) if good else NOTHING for good in goods)))
-    said += ["Figures:", *lines(table)]
-    pairs = comparing.pairs(compared)
+        goodputs = [findings.goodput_of(run.document.levels, target) for run in compared]
+        table.append(
+            (f"goodput in {target:g} ms", *(count(goodput.most) if goodput else NOTHING for goodput in goodputs))
+        )
+    lines_out += ["Figures:", *lines(table)]
+    pairs = comparison.pairs(compared)
     if pairs:
-        said.append(f"Ratios to {names[0]}:")
+        lines_out.append(f"Ratios to {names[0]}:")
         head = ("load", "run", "inferences/s", "p50", "p99", "server CPU", "")
         body = [
             (
                 load(pair.level.offered),
                 pair.run.name,
-                *(ratio(pair.ratio(of)) for of in ("throughput", "p50", "p99", "cpu")),
+                *(ratio(pair.ratio(figure)) for figure in ("throughput", "p50", "p99", "cpu")),
                 f"! {pair.doubt}" if pair.doubt else "",
             )
             for pair in pairs
         ]
-        said += lines([head, *body])
-    return _shown(said)
+        lines_out += lines([head, *body])
+    return _printable(lines_out)
 
 
-def _shown(said: Sequence[str]) -> str:
+def _printable(lines_in: Sequence[str]) -> str:
     """Join lines. Text from a server must not move the cursor."""
-    return "\n".join("".join(each if each.isprintable() else "?" for each in line) for line in said)
+    return "\n".join("".join(each if each.isprintable() else "?" for each in line) for line in lines_in)
 
 
 def _rate(level: Level | None) -> str:
     return f"{count(level.client.rows_per_s)} ({load(level.offered)})" if level else NOTHING
 
 
-def _short(words: str) -> str:
-    return words if len(words) <= 48 else words[:45] + "..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= 48 else text[:45] + "..."

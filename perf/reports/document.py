@@ -174,16 +174,16 @@ def write(document: Document, path: Path) -> None:
 
 def text(document: Document) -> str:
     """Return its JSON. Values that JSON cannot represent are written as text: an option must never lose a run."""
-    return json.dumps(_plain(dataclasses.asdict(document)), indent=1, allow_nan=False) + "\n"
+    return json.dumps(_to_json(dataclasses.asdict(document)), indent=1, allow_nan=False) + "\n"
 
 
 def read(path: Path) -> Document:
     """Read it, strictly: every field known, present and of its type. Raises: DocumentError, OSError."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        value = json.loads(path.read_text("utf-8"))
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise DocumentError(f"not a report of `penstock perf` ({FORMAT})")
-        document: Document = _made(Document, found, "")
+        document: Document = _make(Document, value, "")
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise DocumentError(f"{path}: {error}") from error
     except DocumentError as error:
@@ -191,70 +191,70 @@ def read(path: Path) -> Document:
     return document
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _to_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     return value if value is None or isinstance(value, int | str) else str(value)
 
 
 @functools.cache
-def _kinds(kind: type[Any]) -> dict[str, Any]:
+def _union_members(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _made(kind: type[Any], found: Any, where: str) -> Any:
-    if not isinstance(found, dict):
-        raise DocumentError(_wrong(where, "an object", found))
-    kinds = _kinds(typing.cast("Hashable", kind))
-    if unknown := found.keys() - kinds.keys():
-        raise DocumentError(f"{_at(where, min(unknown))}: not known; was it made by a later penstock?")
-    none = dataclasses.MISSING
+def _make(kind: type[Any], members: Any, where: str) -> Any:
+    if not isinstance(members, dict):
+        raise DocumentError(_type_error(where, "an object", members))
+    kinds = _union_members(typing.cast("Hashable", kind))
+    if unknown := members.keys() - kinds.keys():
+        raise DocumentError(f"{_member_path(where, min(unknown))}: not known; was it made by a later penstock?")
+    missing = dataclasses.MISSING
     for each in dataclasses.fields(kind):
-        if each.name not in found and each.default is none and each.default_factory is none:
-            raise DocumentError(f"{_at(where, each.name)}: missing")
-    return kind(**{name: _value(kinds[name], value, _at(where, name)) for name, value in found.items()})
+        if each.name not in members and each.default is missing and each.default_factory is missing:
+            raise DocumentError(f"{_member_path(where, each.name)}: missing")
+    return kind(**{name: _read_value(kinds[name], value, _member_path(where, name)) for name, value in members.items()})
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
+def _read_value(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if isinstance(kind, types.UnionType):
-        return None if value is None else _value(typing.get_args(kind)[0], value, where)
+        return None if value is None else _read_value(typing.get_args(kind)[0], value, where)
     if dataclasses.is_dataclass(kind):
-        return _made(typing.cast("type[Any]", kind), value, where)
+        return _make(typing.cast("type[Any]", kind), value, where)
     if kind is float:
-        return _number(value, where)
+        return _read_number(value, where)
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
-        raise DocumentError(_wrong(where, _WORDS[origin], value))
+        raise DocumentError(_type_error(where, _TYPE_NAMES[origin], value))
     if origin is list:
-        return [_value(inner[0], each, f"{where}[{at}]") for at, each in enumerate(value)]
+        return [_read_value(inner[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
     if origin is dict:
-        return {name: _value(inner[1], each, _at(where, name)) for name, each in value.items()}
+        return {name: _read_value(inner[1], each, _member_path(where, name)) for name, each in value.items()}
     return value
 
 
-_WORDS = {list: "a list", dict: "an object", str: "a string", int: "a whole number", bool: "true or false"}
+_TYPE_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number", bool: "true or false"}
 
 
-def _number(value: Any, where: str) -> float:
+def _read_number(value: Any, where: str) -> float:
     if value is None:
         return math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             return float(value)
-    raise DocumentError(_wrong(where, "a number", value))
+    raise DocumentError(_type_error(where, "a number", value))
 
 
-def _at(where: str, name: str) -> str:
+def _member_path(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _wrong(where: str, wanted: str, found: Any) -> str:
-    return f"{where} must be {wanted}, not {json.dumps(found)[:60]}"
+def _type_error(where: str, expected: str, value: Any) -> str:
+    return f"{where} must be {expected}, not {json.dumps(value)[:60]}"

@@ -82,8 +82,8 @@ def knee(levels: Sequence[Level]) -> Level | None:
 
 def goodput(level: Level, target_ms: float) -> float:
     """Return the inferences/s within a target, from the level's histogram. Raises: HistogramError."""
-    share = distribution(level.client.histogram).share_within(target_ms * 1e3)
-    return level.client.rows_per_s * share if math.isfinite(share) else 0.0
+    share_in_target = distribution(level.client.histogram).share_within(target_ms * 1e3)
+    return level.client.rows_per_s * share_in_target if math.isfinite(share_in_target) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +98,20 @@ class Goodput:
 
 def goodput_of(levels: Sequence[Level], target_ms: float) -> Goodput | None:
     """Find the goodput of a run; None if no level is sound. Raises: HistogramError."""
-    found = [(goodput(level, target_ms), level) for level in sound(levels) if level.client.histogram]
-    if not found:
+    goodputs = [(goodput(level, target_ms), level) for level in sound(levels) if level.client.histogram]
+    if not goodputs:
         return None
-    most, at = max(found, key=lambda pair: pair[0])
-    met = [level for good, level in found if good >= MET * level.client.rows_per_s]
-    return Goodput(target_ms, most, at, max(met, key=lambda level: level.client.rows_per_s, default=None))
+    best_goodput, best_level = max(goodputs, key=lambda pair: pair[0])
+    met = [level for rows_per_s, level in goodputs if rows_per_s >= MET * level.client.rows_per_s]
+    return Goodput(
+        target_ms, best_goodput, best_level, max(met, key=lambda level: level.client.rows_per_s, default=None)
+    )
 
 
-def target_ms(document: Document, asked: float | None = None) -> float | None:
+def target_ms(document: Document, requested_ms: float | None = None) -> float | None:
     """Choose the target: as requested, the run's own, or p99 at the knee, rounded up to two digits."""
-    if asked or document.target_ms:
-        return asked or document.target_ms
+    if requested_ms or document.target_ms:
+        return requested_ms or document.target_ms
     level = knee(document.levels) or best(document.levels)
     tail = level.client.latency_us.get("p99", 0.0) / 1e3 if level else 0.0
     if not tail > 0:
@@ -120,30 +122,32 @@ def target_ms(document: Document, asked: float | None = None) -> float | None:
 
 def cautions(document: Document) -> list[str]:
     """Return warnings about the figures, the most serious first."""
-    said = [f"The run ended before its time: {document.failed}."] if document.failed else []
+    lines = [f"The run ended before its time: {document.failed}."] if document.failed else []
     if document.interrupted:
-        said.append("The run was interrupted: levels that were still to come are missing.")
+        lines.append("The run was interrupted: levels that were still to come are missing.")
     if not document.levels:
-        said.append("No level was measured.")
+        lines.append("No level was measured.")
     for level in document.levels:
         name = load_words(level.offered)
-        first = name[:1].upper() + name[1:]
-        if why := fault(level):
-            said.append(f"Not part of the curve: {name}: {why}.")
+        level_text = name[:1].upper() + name[1:]
+        if reason := fault(level):
+            lines.append(f"Not part of the curve: {name}: {reason}.")
         elif failed := failures(level):
-            said.append(f"{first}: {count(failed)} errors; they are in no other figure.")
-        said += [f"{first}: {what}" for what in _warnings(level)]
-    return said
+            lines.append(f"{level_text}: {count(failed)} errors; they are in no other figure.")
+        lines += [f"{level_text}: {warning}" for warning in _warnings(level)]
+    return lines
 
 
 def _warnings(level: Level) -> list[str]:
-    client, said = level.client, []
+    client, lines = level.client, []
     if not client.requests:
         return []
     offered = level.offered.value
     if level.offered.kind != "concurrency" and client.requests_per_s < SHORT_OF_OFFERED * offered:
-        said.append(f"{per_s(offered)} were due, {per_s(client.requests_per_s)} were answered well.")
-    late, median = (client.late_us or {}).get("p99", 0.0), client.latency_us.get("p50", 0.0)
-    if median and late > GENERATOR_LATE * median:
-        said.append(f"the generator itself was late: 1% of requests left more than {late:,.0f} us after they were due.")
-    return said
+        lines.append(f"{per_s(offered)} were due, {per_s(client.requests_per_s)} were answered well.")
+    late_p99_us, median_us = (client.late_us or {}).get("p99", 0.0), client.latency_us.get("p50", 0.0)
+    if median_us and late_p99_us > GENERATOR_LATE * median_us:
+        lines.append(
+            f"the generator itself was late: 1% of requests left more than {late_p99_us:,.0f} us after they were due."
+        )
+    return lines

@@ -13,8 +13,8 @@ def digits(value: float | None) -> str:
         return NOTHING
     if not value:
         return "0"
-    places = max(2 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:,.{places}f}"
+    decimals = max(2 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{decimals}f}"
 
 
 def count(value: float | None) -> str:
@@ -42,15 +42,15 @@ def share(value: float | None) -> str:
     return f"{value * 100:.3g}%" if value is not None and math.isfinite(value) else NOTHING
 
 
-def size(held: float | None) -> str:
+def size(nbytes: float | None) -> str:
     """Format a size in bytes."""
-    if held is None or not math.isfinite(held):
+    if nbytes is None or not math.isfinite(nbytes):
         return NOTHING
     for unit in ("B", "KiB", "MiB"):
-        if abs(held) < 1024:
-            return f"{digits(held)} {unit}"
-        held /= 1024
-    return f"{digits(held)} GiB"
+        if abs(nbytes) < 1024:
+            return f"{digits(nbytes)} {unit}"
+        nbytes /= 1024
+    return f"{digits(nbytes)} GiB"
 
 
 def ratio(value: float | None) -> str:

@@ -57,14 +57,14 @@ class Distribution:
 
 def histogram(latencies_ns: Times) -> HdrHistogram:
     """Count latencies from 1 ns to an hour."""
-    made: HdrHistogram = needed("hdrh.histogram").HdrHistogram(1, MOST_NS, DIGITS)
+    hdr: HdrHistogram = needed("hdrh.histogram").HdrHistogram(1, MOST_NS, DIGITS)
     # values of one bucket are counted alike: rounded to slightly more than three digits, few distinct ones remain
     clipped = np.clip(latencies_ns, 1, MOST_NS)
     shift = np.maximum(np.frexp(clipped)[1] - 12, 0)
     values, counts = np.unique((clipped >> shift) << shift, return_counts=True)
     for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        made.record_value(value, count)
-    return made
+        hdr.record_value(value, count)
+    return hdr
 
 
 def text(latencies_ns: Times) -> str:
@@ -72,31 +72,31 @@ def text(latencies_ns: Times) -> str:
     return str(histogram(latencies_ns).encode().decode("ascii"))
 
 
-def read(written: str) -> HdrHistogram:
+def read(encoded: str) -> HdrHistogram:
     """Parse what `text` returned. Raises: HistogramError."""
     hdrh, codec = needed("hdrh.histogram"), needed("hdrh.codec")
-    wrong = (codec.HdrCookieException, codec.HdrLengthException, codec.HdrHistogramSettingsException)
+    decode_errors = (codec.HdrCookieException, codec.HdrLengthException, codec.HdrHistogramSettingsException)
     try:
-        return hdrh.HdrHistogram.decode(written)
-    except (ValueError, TypeError, IndexError, MemoryError, zlib.error, *wrong) as error:
+        return hdrh.HdrHistogram.decode(encoded)
+    except (ValueError, TypeError, IndexError, MemoryError, zlib.error, *decode_errors) as error:
         raise HistogramError(f"not a histogram: {error or type(error).__name__}") from error
 
 
-def distribution(written: str) -> Distribution:
+def distribution(encoded: str) -> Distribution:
     """Parse a histogram into arrays; an empty text is an empty one. Raises: HistogramError."""
-    if not written:
+    if not encoded:
         return Distribution(NO_TIMES, NO_TIMES, NO_TIMES)
-    found = read(written)
-    counts = np.ctypeslib.as_array(found.counts)
+    hdr = read(encoded)
+    counts = np.ctypeslib.as_array(hdr.counts)
     index = np.flatnonzero(counts)
     # HdrHistogram's layout: `half` cells in a bucket, twice as wide as in the previous; the first has twice as many
-    half = found.sub_bucket_half_count
+    half = hdr.sub_bucket_half_count
     bucket = np.maximum(index // half - 1, 0)
-    lowest = (index - bucket * half) << (bucket + found.unit_magnitude)
-    width = np.int64(1) << (bucket + found.unit_magnitude)
+    lowest = (index - bucket * half) << (bucket + hdr.unit_magnitude)
+    width = np.int64(1) << (bucket + hdr.unit_magnitude)
     return Distribution(lowest, lowest + width - 1, counts[index].astype(np.int64))
 
 
-def share_within(written: str, us: float) -> float:
+def share_within(encoded: str, us: float) -> float:
     """Return the fraction of a histogram's text that took no longer. Raises: HistogramError."""
-    return distribution(written).share_within(us)
+    return distribution(encoded).share_within(us)

@@ -21,15 +21,17 @@ class Column:
 
 
 def _latency(name: str) -> Column:
-    return Column(name, "ms", lambda level: _if(bare_ms, level.client.latency_us.get(name)))
+    return Column(name, "ms", lambda level: _format_unless_none(bare_ms, level.client.latency_us.get(name)))
 
 
 def _server(name: str, field: str) -> Column:
-    return Column(name, "ms", lambda level: _if(bare_ms, getattr(level.server, field)) if level.server else None)
+    return Column(
+        name, "ms", lambda level: _format_unless_none(bare_ms, getattr(level.server, field)) if level.server else None
+    )
 
 
-def _if(written: Callable[[float], str], value: float | None) -> str | None:
-    return None if value is None else written(value)
+def _format_unless_none(format_value: Callable[[float], str], value: float | None) -> str | None:
+    return None if value is None else format_value(value)
 
 
 COLUMNS = (
@@ -38,15 +40,17 @@ COLUMNS = (
     *map(_latency, ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")),
     Column("errors", "", lambda level: count(failures(level)) if failures(level) else None),
     Column("windows", "counted", lambda level: f"{level.settled} of {len(level.windows)}" if level.windows else None),
-    Column("late p99", "ms", lambda level: _if(bare_ms, (level.client.late_us or {}).get("p99"))),
+    Column("late p99", "ms", lambda level: _format_unless_none(bare_ms, (level.client.late_us or {}).get("p99"))),
     _server("queue", "queue_us"),
     _server("inference", "compute_infer_us"),
     Column("rows", "per batch", lambda level: digits(level.server.rows_per_batch) if level.server else None),
-    Column("server CPU", "s per 1,000", lambda level: _if(digits, level.server_cpu_s_per_1000)),
-    Column("server memory", "", lambda level: _if(size, level.server_rss_bytes)),
-    Column("energy", "J per 1,000", lambda level: _if(digits, level.energy_j_per_1000)),
-    Column("generator", "us a request", lambda level: _if(digits, level.client.cpu_us_per_request or None)),
-    Column("generator", "cores", lambda level: _if(digits, level.client.cores or None)),
+    Column("server CPU", "s per 1,000", lambda level: _format_unless_none(digits, level.server_cpu_s_per_1000)),
+    Column("server memory", "", lambda level: _format_unless_none(size, level.server_rss_bytes)),
+    Column("energy", "J per 1,000", lambda level: _format_unless_none(digits, level.energy_j_per_1000)),
+    Column(
+        "generator", "us a request", lambda level: _format_unless_none(digits, level.client.cpu_us_per_request or None)
+    ),
+    Column("generator", "cores", lambda level: _format_unless_none(digits, level.client.cores or None)),
 )
 
 
@@ -57,36 +61,36 @@ def levels(document: Document) -> Markup:
     columns = [each for each in COLUMNS if any(each.shown(level) is not None for level in document.levels)]
     if document.batch == 1:
         columns = [each for each in columns if each.name != "requests"]
-    told = any(fault(level) or level.ended or level.notes or level.client.errors for level in document.levels)
+    has_remarks = any(fault(level) or level.ended or level.notes or level.client.errors for level in document.levels)
     tags = {
         id(level): name for level, name in ((best(document.levels), "best"), (knee(document.levels), "knee")) if level
     }
     head = ["load", *(element("span", each.name, element("small", each.unit or "\u00a0")) for each in columns)]
     rows = []
     for level in document.levels:
-        first = element("span", load(level.offered)), _tag(tags.get(id(level), ""))
+        first_cell = element("span", load(level.offered)), _tag(tags.get(id(level), ""))
         cells = [each.shown(level) or "–" for each in columns]  # noqa: RUF001
-        if told:
+        if has_remarks:
             cells.append(element("td", _remarks(level), class_="words"))
-        rows.append(row(Markup("".join(first)), cells, "outside" if fault(level) else ""))
+        rows.append(row(Markup("".join(first_cell)), cells, "outside" if fault(level) else ""))
     note = "All figures are of answers that came well, of the windows that counted."
     return section(
         "All levels",
-        table([*head, *([element("th", "remarks", class_="words")] if told else [])], rows),
+        table([*head, *([element("th", "remarks", class_="words")] if has_remarks else [])], rows),
         note=note,
         anchor="levels",
         long=True,
     )
 
 
-def _tag(word: str) -> Markup:
-    return element("span", word, class_="tag") if word else Markup()
+def _tag(text: str) -> Markup:
+    return element("span", text, class_="tag") if text else Markup()
 
 
 def _remarks(level: Level) -> str:
-    errors = [f"{count(times)} times {what}" for what, times in level.client.errors.items()]
-    said = [fault(level), level.ended, *errors, *level.notes]
-    return "; ".join(dict.fromkeys(each for each in said if each and each != "unstable"))
+    errors = [f"{count(times)} times {error_text}" for error_text, times in level.client.errors.items()]
+    remarks = [fault(level), level.ended, *errors, *level.notes]
+    return "; ".join(dict.fromkeys(each for each in remarks if each and each != "unstable"))
 
 
 def composing(document: Document) -> Markup:

@@ -56,9 +56,9 @@ class Arrivals:
     def rows_per_s(self) -> float:
         return float(self.rows.sum()) / self.seconds
 
-    def thinned(self, share: float, seed: int) -> Arrivals:
-        """Keep each request with probability `share`: what one of `1 / share` devices gets of a random split."""
-        selected = np.random.default_rng(seed).random(len(self)) < share
+    def thinned(self, fraction: float, seed: int) -> Arrivals:
+        """Keep each request with probability `fraction`: what one of `1 / share` devices gets of a random split."""
+        selected = np.random.default_rng(seed).random(len(self)) < fraction
         return Arrivals(self.at_ns[selected], self.kind_indexes[selected], self.kinds, self.seconds)
 
 
@@ -111,11 +111,13 @@ def constant(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW,
     return _assign_kinds(times, seconds, kinds, np.random.default_rng(seed))
 
 
-def recorded(times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None) -> Arrivals:
+def recorded(
+    times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, kind_indexes: Sequence[int] | None = None
+) -> Arrivals:
     """Repeat recorded arrivals: times in seconds, in any order; the first becomes 0.
 
-    `which`: the Kind of each; None: mixed by weight. The duration is one mean interval longer than the last request.
-    Raises: ValueError.
+    `kind_indexes`: the Kind of each; None: mixed by weight. The duration is one mean interval longer than the last
+    request. Raises: ValueError.
     """
     times = np.array(list(times_s), float)
     if not len(times) or not np.isfinite(times).all():
@@ -123,18 +125,18 @@ def recorded(times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: S
     order = np.argsort(times, kind="stable")
     times = times[order] - times[order[0]]
     seconds = float(times[-1]) * len(times) / max(len(times) - 1, 1) or 1.0
-    if which is None:
+    if kind_indexes is None:
         return _assign_kinds(times, seconds, kinds, np.random.default_rng(0))
-    return Arrivals(_to_ns(times), np.array(which, np.int64)[order], tuple(kinds), seconds)
+    return Arrivals(_to_ns(times), np.array(kind_indexes, np.int64)[order], tuple(kinds), seconds)
 
 
 def _assign_kinds(times_s: Any, seconds: float, kinds: Sequence[Kind], rng: np.random.Generator) -> Arrivals:
-    shares = np.array([kind.weight for kind in kinds])
+    weights = np.array([kind.weight for kind in kinds])
     if len(kinds) == 1:
-        which = np.zeros(len(times_s), np.int64)
+        kind_indexes = np.zeros(len(times_s), np.int64)
     else:
-        which = rng.choice(len(kinds), len(times_s), p=shares / shares.sum())
-    return Arrivals(_to_ns(times_s), which.astype(np.int64), tuple(kinds), seconds)
+        kind_indexes = rng.choice(len(kinds), len(times_s), p=weights / weights.sum())
+    return Arrivals(_to_ns(times_s), kind_indexes.astype(np.int64), tuple(kinds), seconds)
 
 
 def _to_ns(times_s: Any) -> Ints:

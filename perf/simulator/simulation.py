@@ -1,12 +1,12 @@
 """Simulation: a server's actual Scheduler, Lane and CostModel under a virtual clock. No server, thread or sleep.
 
-Requests are real InferRequests without tensors. A device is a RunTimes (runtimes.py): the truth, which the CostModel
+Requests are real InferRequests without tensors. A device is a RunTimes (run_times.py): the truth, which the CostModel
 has to learn. The front end is not modeled here: a request is submitted as it arrives and answered as its batch ends
-(frontend.py adds the cost of decoding, loop turns and threads). About 5 us of CPU per simulated request.
+(front_end.py adds the cost of decoding, loop turns and threads). About 5 us of CPU per simulated request.
 
     from penstock.batching.spec import BatchPolicy
     from penstock.perf.simulator.arrivals import SHAPELESS, Kind, poisson
-    from penstock.perf.simulator.runtimes import linear
+    from penstock.perf.simulator.run_times import linear
     from penstock.perf.simulator.simulation import REFUSED, simulate
 
     truth = linear(500_000, 50_000, noise=0.1)             # 0.5 ms a batch and 0.05 ms a row
@@ -38,7 +38,7 @@ from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
 
 from .arrivals import Arrivals, Ints
-from .runtimes import RunTimes
+from .run_times import RunTimes
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -93,8 +93,8 @@ class Result:
 
     def goodput_per_s(self, within_ns: float = NEVER) -> float:
         """Return the rows served within `within_ns` of their arrival, per second."""
-        good = (self.outcomes == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
-        return float(self.arrivals.rows[good].sum()) / self.span_s
+        in_time = (self.outcomes == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
+        return float(self.arrivals.rows[in_time].sum()) / self.span_s
 
     @property
     def rows_per_batch(self) -> float:
@@ -110,26 +110,26 @@ class SimulatedModel:
     """One model in virtual time: its Scheduler, the truth about its device, and the results of its requests.
 
     The methods are what the server does with requests and batches; the simulation decides when they are called
-    (`simulate` here, the front end in frontend.py). Units: times are of the virtual clock.
+    (`simulate` here, the front end in front_end.py). Units: times are of the virtual clock.
     """
 
-    def __init__(self, arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, instances: int, seed: int) -> None:
+    def __init__(self, arrivals: Arrivals, policy: BatchPolicy, run_times: RunTimes, instances: int, seed: int) -> None:
         self.arrivals = arrivals
         self.instances = instances
         self.at_ns: list[int] = (arrivals.at_ns + START_NS).tolist()
         self._cost_model = CostModel(policy.allowed_rows)
         self.scheduler = Scheduler(policy, self._cost_model, instances=instances)
         self._allowed_rows = sorted(policy.allowed_rows)
-        self._draw_ns = truth.sampler(seed)
-        self._kinds = [arrivals.kinds[which] for which in arrivals.kind_indexes.tolist()]
+        self._draw_ns = run_times.sampler(seed)
+        self._kinds = [arrivals.kinds[kind_index] for kind_index in arrivals.kind_indexes.tolist()]
         self.outcomes = [0] * len(arrivals)
         self._start_ns = [-1] * len(arrivals)
         self._end_ns = [-1] * len(arrivals)
         self._batches: list[tuple[int, int]] = []
         if len({kind.key for kind in arrivals.kinds}) == 1:
-            self._warm_up(policy, truth)
+            self._warm_up(policy, run_times)
 
-    def _warm_up(self, policy: BatchPolicy, truth: RunTimes) -> None:
+    def _warm_up(self, policy: BatchPolicy, run_times: RunTimes) -> None:
         """Teach run times as the sweep does before a model is ready. With several shapes, the sweep would know none."""
         key, max_rows = self.arrivals.kinds[0].key, policy.max_batch_rows or 1
         for rows in self._allowed_rows or [*(1 << power for power in range((max_rows - 1).bit_length())), max_rows]:
@@ -229,9 +229,11 @@ def _since(times_ns: Ints) -> Ints:
     return np.where(times_ns < 0, -1, times_ns - START_NS)
 
 
-def simulate(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, *, instances: int = 1, seed: int = 0) -> Result:
+def simulate(
+    arrivals: Arrivals, policy: BatchPolicy, run_times: RunTimes, *, instances: int = 1, seed: int = 0
+) -> Result:
     """Run arrivals through a Scheduler with Instances on identical devices, until every request has ended."""
-    model = SimulatedModel(arrivals, policy, truth, instances, seed)
+    model = SimulatedModel(arrivals, policy, run_times, instances, seed)
     scheduler, at_ns = model.scheduler, model.at_ns
     running: list[tuple[int, int, Batch]] = []
     count, next_arrival, batch_number, idle = len(at_ns), 0, 0, instances
@@ -256,11 +258,11 @@ def simulate(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, *, instan
             model.submit(next_arrival, now_ns)
             next_arrival += 1
         while idle and scheduler.request_count:
-            taken = model.take(now_ns)
-            if taken is None:
+            batch_taken = model.take(now_ns)
+            if batch_taken is None:
                 break
             batch_number += 1
-            heapq.heappush(running, (now_ns + model.run_ns(taken, now_ns), batch_number, taken))
+            heapq.heappush(running, (now_ns + model.run_ns(batch_taken, now_ns), batch_number, batch_taken))
             idle -= 1
         alarm_ns = model.next_alarm_ns(now_ns, idle=idle > 0) if scheduler.request_count else NEVER
     return model.result(queue_time_ns / max(previous_ns - START_NS, 1))

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.perf.load import Process, await_ready, free_port, http_ready
+from penstock.perf.server_process import Process, await_ready, free_port, http_ready
 
-from .callers import Caller, ExpectedAnswers, make_callers, running_callers, write_repository
-from .census import ProcessUsage, census, is_alive
-from .ledger import BROKEN, OUTCOMES, REFUSED, RIGHT, Ending, Ledger
+from .clients import Client, ExpectedAnswers, make_clients, running_clients, write_repository
+from .process_usage import ProcessUsage, is_alive, process_usages
+from .request_log import BROKEN, OUTCOMES, REFUSED, RIGHT, Ending, RequestLog
 
 READY_WITHIN_S = 120.0
 SETTLE_S = 3.0
@@ -70,7 +70,7 @@ class Soak:
 
     server: subprocess.Popen[bytes]
     fault_cycle: Sequence[tuple[str, str]]
-    ledger: Ledger = field(default_factory=Ledger)
+    request_log: RequestLog = field(default_factory=RequestLog)
     faults: list[Fault] = field(default_factory=list)
     samples: list[tuple[float, list[ProcessUsage]]] = field(default_factory=list)
     recovery_s: dict[tuple[str, str, str], list[float | None]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Soak:
             now_s = time.monotonic()
             if now_s >= end_s or self.server.poll() is not None:
                 break
-            self.samples.append((now_s, census(self.server.pid)))
+            self.samples.append((now_s, process_usages(self.server.pid)))
             if now_s >= fault_s and now_s < end_s - every_s:
                 self.record_recovery()
                 self.inject(*self.fault_cycle[len(self.faults) % len(self.fault_cycle)], rng)
@@ -94,57 +94,65 @@ class Soak:
 
     def inject(self, action: str, victim: str, rng: random.Random) -> None:
         """Inject one fault."""
-        found = [seen for seen in census(self.server.pid) if seen.role == victim and seen.state not in "TZ"]
-        if not found:
+        candidates = [
+            usage for usage in process_usages(self.server.pid) if usage.role == victim and usage.state not in "TZ"
+        ]
+        if not candidates:
             self.problems.append(f"no {victim} to {action}")
-        self.ledger.clear_times()
+        self.request_log.clear_times()
         self.faults.append(Fault(time.monotonic(), action, victim))
-        if found:
+        if candidates:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(rng.choice(found).pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+                os.kill(rng.choice(candidates).pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
 
     def record_recovery(self) -> None:
         """Record how soon each kind of request was served again after the last fault."""
         if self.faults:
             fault = self.faults[-1]
             for kind in (*IRIS_KINDS, *WORKER_KINDS):
-                took_s = self.ledger.recovery_s(kind, fault.at_s)
+                took_s = self.request_log.recovery_s(kind, fault.at_s)
                 self.recovery_s.setdefault((fault.action, fault.victim, kind), []).append(took_s)
 
     # -- the verdict -------------------------------------------------------------------------------------------
 
     def all_problems(self) -> list[str]:
         """Return everything that is not as it should be."""
-        found = list(self.problems)
-        if self.ledger.pending_count or self.ledger.ended_twice:
-            found.append(f"{self.ledger.pending_count} requests without an end, {self.ledger.ended_twice} with two")
-        strange = [end for end in self.ledger.failures() if not self._is_expected(end)]
+        problems = list(self.problems)
+        if self.request_log.pending_count or self.request_log.ended_twice:
+            problems.append(
+                f"{self.request_log.pending_count} requests without an end, {self.request_log.ended_twice} with two"
+            )
+        strange = [end for end in self.request_log.failures() if not self._is_expected(end)]
         for end in strange[:10]:
-            near = max((fault for fault in self.faults if fault.at_s <= end.ended_s), key=_at, default=None)
-            after = f"{end.ended_s - near.at_s:.2f} s after {near.action} {near.victim}" if near else "before any fault"
-            found.append(
+            last_fault = max((fault for fault in self.faults if fault.at_s <= end.ended_s), key=_at, default=None)
+            after = (
+                f"{end.ended_s - last_fault.at_s:.2f} s after {last_fault.action} {last_fault.victim}"
+                if last_fault
+                else "before any fault"
+            )
+            problems.append(
                 f"{end.kind} {end.outcome} {after}, begun {end.ended_s - end.started_s:.2f} s before: {end.text[:200]}"
             )
         if len(strange) > 10:
-            found.append(f"and {len(strange) - 10} more like these")
+            problems.append(f"and {len(strange) - 10} more like these")
         for (action, victim, kind), times in self.recovery_s.items():
             limit_s = Fault(0.0, action, victim).limit_s(kind) or MAX_RECOVERY_S
-            if late := [each for each in times if each is None or each > limit_s]:
-                delays = ", ".join("never" if each is None else f"{each:.2f} s" for each in late)
-                found.append(f"{kind} after {action} {victim}: recovered after {delays}, limit {limit_s:g} s")
-        return found + self._growth_problems()
+            if late_recoveries := [each for each in times if each is None or each > limit_s]:
+                delays = ", ".join("never" if each is None else f"{each:.2f} s" for each in late_recoveries)
+                problems.append(f"{kind} after {action} {victim}: recovered after {delays}, limit {limit_s:g} s")
+        return problems + self._growth_problems()
 
     def _is_expected(self, end: Ending) -> bool:
         return end.outcome in {REFUSED, BROKEN} and any(fault.explains(end) for fault in self.faults)
 
     def _growth_problems(self) -> list[str]:
-        found = []
+        problems = []
         for role, names in self.usage_by_role().items():
             for name, (first, last, _) in names.items() if role in LASTING_ROLES else ():
-                share, more = MAX_GROWTH[name]
-                if last > first * (1 + share) + more or (name == "processes" and last < first):
-                    found.append(f"{role}: {name} went from {first:.1f} to {last:.1f}")
-        return found
+                max_share, max_increase = MAX_GROWTH[name]
+                if last > first * (1 + max_share) + max_increase or (name == "processes" and last < first):
+                    problems.append(f"{role}: {name} went from {first:.1f} to {last:.1f}")
+        return problems
 
     def usage_by_role(self) -> dict[str, dict[str, tuple[float, float, float]]]:
         """Return the resources of each role and of all: medians of the first and last fifth, and slope per hour.
@@ -155,7 +163,7 @@ class Soak:
         round_ = len(self.fault_cycle)
         begin_s = self.faults[round_ - 1].at_s if len(self.faults) >= 3 * round_ else 0.0
         samples = [(at_s, each) for at_s, each in self.samples if at_s >= begin_s]
-        roles = sorted({seen.role for _, each in samples for seen in each})
+        roles = sorted({usage.role for _, each in samples for usage in each})
         times = np.array([at_s for at_s, _ in samples]) / 3600
         table: dict[str, dict[str, tuple[float, float, float]]] = {}
         for role in (*roles, "all"):
@@ -170,15 +178,17 @@ class Soak:
     def lines(self) -> Iterator[str]:
         """Format the tables."""
         yield f"{'requests':<10}" + "".join(f"{end:>10}" for end in OUTCOMES)
-        for kind, counted in self.ledger.counts().items():
-            yield f"{kind:<10}" + "".join(f"{counted[end]:>10,}" for end in OUTCOMES)
+        for kind, counts in self.request_log.counts().items():
+            yield f"{kind:<10}" + "".join(f"{counts[end]:>10,}" for end in OUTCOMES)
         yield ""
         yield f"{'recovered after, s':<24}{'faults':>7}" + "".join(
             f"{kind:>9}" for kind in (*IRIS_KINDS, *WORKER_KINDS)
         )
         for action, victim in dict.fromkeys((fault.action, fault.victim) for fault in self.faults):
             columns = [self.recovery_s.get((action, victim, kind), []) for kind in (*IRIS_KINDS, *WORKER_KINDS)]
-            yield f"{action + ' ' + victim:<24}{len(columns[0]):>7}" + "".join(f"{_worst(each):>9}" for each in columns)
+            yield f"{action + ' ' + victim:<24}{len(columns[0]):>7}" + "".join(
+                f"{_worst(column):>9}" for column in columns
+            )
         yield ""
         yield f"{'held':<12}{'':<12}{'first':>10}{'last':>10}{'per hour':>12}"
         for role, names in self.usage_by_role().items():
@@ -198,9 +208,9 @@ def _worst(times: Sequence[float | None]) -> str:
     return "never" if None in times else f"{max((each for each in times if each is not None), default=0.0):.2f}"
 
 
-def _total(seen: Sequence[ProcessUsage], role: str, name: str) -> float:
-    chosen = [each for each in seen if role in {each.role, "all"}]
-    return float(len(chosen)) if name == "processes" else float(sum(getattr(each, name) for each in chosen))
+def _total(usages: Sequence[ProcessUsage], role: str, name: str) -> float:
+    chosen = [usage for usage in usages if role in {usage.role, "all"}]
+    return float(len(chosen)) if name == "processes" else float(sum(getattr(usage, name) for usage in chosen))
 
 
 @contextlib.contextmanager
@@ -211,23 +221,23 @@ def serving(
     command = [sys.executable, "-m", "penstock.server.cli", "serve", str(root), "--allow-metrics=false",
                "--http-port", str(ports[0]), "--grpc-port", str(ports[1]), "--http-workers", str(fronts)]  # fmt: skip
     with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as server:
-        seen: list[ProcessUsage] = []
+        usages: list[ProcessUsage] = []
         try:
             yield server
-            seen = census(server.pid)
+            usages = process_usages(server.pid)
             server.terminate()
             status = server.wait(60)
             if status:
                 problems.append(f"the server ended with {status}")
         finally:
             if server.poll() is None:
-                seen = census(server.pid)
+                usages = process_usages(server.pid)
                 server.kill()
             # the system ends the workers of a killed server in its own time
             end_s = time.monotonic() + 2.0
-            while any(map(is_alive, seen)) and time.monotonic() < end_s:
+            while any(map(is_alive, usages)) and time.monotonic() < end_s:
                 time.sleep(0.05)
-            for survivor in filter(is_alive, seen):
+            for survivor in filter(is_alive, usages):
                 problems.append(f"left behind: {survivor.role}, process {survivor.pid}")
                 os.kill(survivor.pid, signal.SIGKILL)
             problems += _tracebacks(log)
@@ -236,25 +246,29 @@ def serving(
 def _tracebacks(log: Path) -> list[str]:
     """Return what a server has logged with a traceback: none of the injected faults should cause one."""
     lines = log.read_text("utf-8", "replace").splitlines()
-    found = [line for line in lines if "traceback" in line or "Traceback" in line]
-    return [f"{len(found)} tracebacks in the log, the first: {found[0][:1500]}"] if found else []
+    traceback_lines = [line for line in lines if "traceback" in line or "Traceback" in line]
+    return (
+        [f"{len(traceback_lines)} tracebacks in the log, the first: {traceback_lines[0][:1500]}"]
+        if traceback_lines
+        else []
+    )
 
 
-def _await_answers(callers: Sequence[Caller], ledger: Ledger, server: subprocess.Popen[bytes]) -> None:
+def _await_answers(clients: Sequence[Client], request_log: RequestLog, server: subprocess.Popen[bytes]) -> None:
     """Wait until every kind of request has been answered."""
     end_s = time.monotonic() + READY_WITHIN_S
-    while len([kind for kind, counted in ledger.counts().items() if counted[RIGHT] > 10]) < len(
+    while len([kind for kind, counts in request_log.counts().items() if counts[RIGHT] > 10]) < len(
         IRIS_KINDS + WORKER_KINDS
     ):
         if server.poll() is not None or time.monotonic() > end_s:
-            ends = {end.text for end in ledger.failures()[-20:]}
-            raise SystemExit(f"not every kind of request is served: {dict(ledger.counts())} {ends}")
+            ends = {end.text for end in request_log.failures()[-20:]}
+            raise SystemExit(f"not every kind of request is served: {dict(request_log.counts())} {ends}")
         time.sleep(0.1)
 
 
 def soak(args: argparse.Namespace, fronts: int) -> bool:
     """Run and print. Returns: whether everything was as it should be."""
-    minutes, every_s, each = args.minutes, args.fault_every, args.callers
+    minutes, every_s, callers_each = args.minutes, args.fault_every, args.callers
     with tempfile.TemporaryDirectory() as name:
         root = Path(name, "models")
         write_repository(root)
@@ -266,15 +280,16 @@ def soak(args: argparse.Namespace, fronts: int) -> bool:
         fault_cycle = [(action, victim) for action in ("kill", "stop") for victim in victims]
         with serving(root, fronts, ports, problems, args.log or Path(name, "log")) as server:
             await_ready(Process(server.pid, ports[0]), server, http_ready("/v2/health/ready"))
-            warm = Ledger()
-            with running_callers(make_callers(*ports, answers, warm, each)) as callers:
-                _await_answers(callers, warm, server)
+            warm = RequestLog()
+            with running_clients(make_clients(*ports, answers, warm, callers_each)) as clients:
+                _await_answers(clients, warm, server)
             run = Soak(server, fault_cycle)
             run.problems = problems
-            with running_callers(make_callers(*ports, answers, run.ledger, each)):
+            with running_clients(make_clients(*ports, answers, run.request_log, callers_each)):
                 run.run(minutes, every_s, random.Random(args.seed))
             time.sleep(SETTLE_S)
-        print(f"{fronts} front ends, {minutes:g} minutes, a fault every {every_s:g} s, {each} callers of each kind")
+        load = f"{callers_each} clients of each kind"
+        print(f"{fronts} front ends, {minutes:g} minutes, a fault every {every_s:g} s, {load}")
         lines = list(run.lines())
         print(*lines, sep="\n", flush=True)
         return lines[-1] == "PASS"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.perf.numbers import above_zero, at_least_one
+from penstock.perf.argument_types import positive_float, positive_int
 from penstock.perf.profiling import flags
 from penstock.perf.profiling.command_line import options as options_of
 from penstock.perf.profiling.flags import UsageError
@@ -60,19 +60,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the results")
     parser.add_argument(
-        "--latency-target", type=above_zero, metavar="MS", help="maximize throughput within this latency"
+        "--latency-target", type=positive_float, metavar="MS", help="maximize throughput within this latency"
     )
     parser.add_argument(
-        "--memory-budget", type=above_zero, metavar="MIB", help="exclude settings that exceed this server size"
+        "--memory-budget", type=positive_float, metavar="MIB", help="exclude settings that exceed this server size"
     )
     parser.add_argument(
         "--over", type=_parse_knobs, default=KNOBS, metavar="KNOB,...", help=f"search over: {', '.join(KNOBS)}"
     )
     parser.add_argument(
-        "--budget-minutes", type=above_zero, default=10.0, metavar="N", help="time limit in minutes (default 10)"
+        "--budget-minutes", type=positive_float, default=10.0, metavar="N", help="time limit in minutes (default 10)"
     )
     parser.add_argument(
-        "--cores", type=at_least_one, default=0, metavar="N", help="the server's cores (default: this machine's)"
+        "--cores", type=positive_int, default=0, metavar="N", help="the server's cores (default: this machine's)"
     )
     parser.add_argument("--apply", action="store_true", help="keep the best configuration loaded, not the original one")
     return parser
@@ -113,11 +113,11 @@ def parse_arguments(arguments: Sequence[str], warn: Callable[[str], None] = lamb
 def _redacted(arguments: Sequence[str], options: Options) -> Sequence[str]:
     """Return the arguments without what `options.command` hides."""
     hidden = {shown for shown in options.command if shown.endswith(":...")}
-    return [next((each for each in hidden if word.startswith(each[:-3])), word) for word in arguments]
+    return [next((each for each in hidden if argument.startswith(each[:-3])), argument) for argument in arguments]
 
 
-def _parse_knobs(word: str) -> tuple[str, ...]:
-    found = tuple(each for each in word.split(",") if each)
-    if not found or not set(found) <= set(KNOBS):
+def _parse_knobs(text: str) -> tuple[str, ...]:
+    knobs = tuple(each for each in text.split(",") if each)
+    if not knobs or not set(knobs) <= set(KNOBS):
         raise argparse.ArgumentTypeError(f"wanted some of {', '.join(KNOBS)}")
-    return found
+    return knobs

@@ -39,26 +39,28 @@ def find_capacity(
     logarithm of latency.
     """
     low, high = bounds
-    good: Probe | None = None
-    bad: Probe | None = None
+    highest_handled: Probe | None = None
+    lowest_missed: Probe | None = None
     stride = _STRIDE
     load = _clamp(start, low, high, integer=integer)
     for _ in range(MAX_PROBES):
-        found = probe(load)
-        good, bad = (found, bad) if found.within_target else (good, found)
-        if good and bad:
-            if bad.load / good.load <= CLOSE_RATIO or (integer and bad.load - good.load <= 1):
+        probed = probe(load)
+        highest_handled, lowest_missed = (probed, lowest_missed) if probed.within_target else (highest_handled, probed)
+        if highest_handled and lowest_missed:
+            if lowest_missed.load / highest_handled.load <= CLOSE_RATIO or (
+                integer and lowest_missed.load - highest_handled.load <= 1
+            ):
                 break
-            load = _clamp(math.sqrt(good.load * bad.load), low, high, integer=integer)
-            if load in {good.load, bad.load}:
+            load = _clamp(math.sqrt(highest_handled.load * lowest_missed.load), low, high, integer=integer)
+            if load in {highest_handled.load, lowest_missed.load}:
                 break
             continue
-        if found.load == (high if found.within_target else low):
+        if probed.load == (high if probed.within_target else low):
             break
-        target = found.load * stride if found.within_target else found.load / stride
-        load = _clamp(_step(found.load, target, integer=integer), low, high, integer=integer)
+        target = probed.load * stride if probed.within_target else probed.load / stride
+        load = _clamp(_step(probed.load, target, integer=integer), low, high, integer=integer)
         stride = min(stride**2, 4.0)
-    return _interpolate(good, bad, target_us, integer=integer) if good else 0.0
+    return _interpolate(highest_handled, lowest_missed, target_us, integer=integer) if highest_handled else 0.0
 
 
 def _step(load: float, target: float, *, integer: bool) -> float:
@@ -72,8 +74,14 @@ def _clamp(load: float, low: float, high: float, *, integer: bool) -> float:
     return min(max(round(load) if integer else load, low), high)
 
 
-def _interpolate(good: Probe, bad: Probe | None, target_us: float, *, integer: bool) -> float:
-    if integer or bad is None or not 0 < good.latency_us < target_us < bad.latency_us < math.inf:
-        return good.load
-    share = math.log(target_us / good.latency_us) / math.log(bad.latency_us / good.latency_us)
-    return good.load + (bad.load - good.load) * share
+def _interpolate(highest_handled: Probe, lowest_missed: Probe | None, target_us: float, *, integer: bool) -> float:
+    if (
+        integer
+        or lowest_missed is None
+        or not 0 < highest_handled.latency_us < target_us < lowest_missed.latency_us < math.inf
+    ):
+        return highest_handled.load
+    fraction = math.log(target_us / highest_handled.latency_us) / math.log(
+        lowest_missed.latency_us / highest_handled.latency_us
+    )
+    return highest_handled.load + (lowest_missed.load - highest_handled.load) * fraction

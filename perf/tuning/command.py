@@ -12,24 +12,24 @@ from contextlib import ExitStack
 
 from penstock.perf.generator.fleet import FleetError, fleet
 from penstock.perf.generator.orders import Target
-from penstock.perf.payloads.preparing import InputError, prepared
+from penstock.perf.payloads.preparing import InputError, prepare_payloads
 from penstock.perf.profiling.command import Interrupts
 from penstock.perf.profiling.control import Control, ControlError, control_for
 from penstock.perf.profiling.flags import UsageError
-from penstock.perf.profiling.model import DescriptionError, ModelDescription, described
+from penstock.perf.profiling.model import DescriptionError, ModelDescription, describe_model
 from penstock.perf.profiling.sampling import Watch
-from penstock.perf.profiling.sampling_processes import is_here
+from penstock.perf.profiling.sampling_processes import is_local_host
 from penstock.perf.profiling.session import SessionError, slots, target
 from penstock.perf.reports.extras import MissingExtraError, needed
 
-from . import knobs, writing
+from . import knobs, pbtxt
 from .arguments import TuneOptions, parse_arguments
-from .bench import BenchContext, LiveBench
 from .duels import MAX_P99_GROWTH
 from .evidence import Evidence, terminal_text, write
 from .knobs import ORIGINAL, Bounds
-from .searching import Search, SearchEndedError, SearchResult
-from .serving import ServedModel, ServingError, restored_afterwards
+from .live_bench import BenchContext, LiveBench
+from .search import Search, SearchEndedError, SearchResult
+from .served_model import ServedModel, ServingError, restored_afterwards
 
 DONE, FAILED, USAGE = 0, 1, 2
 _EXPECTED = (
@@ -79,12 +79,12 @@ class _Run:
         endpoint = target(perf_options)
         control = control_for(endpoint, dict(perf_options.headers))
         end_s = time.monotonic() + options.budget_s
-        model = described(control, perf_options.model, perf_options.version, perf_options.composing)
+        model = describe_model(control, perf_options.model, perf_options.version, perf_options.composing)
         served = ServedModel(control, model.name)
         with ExitStack() as stack:
             stack.enter_context(restored_afterwards(served, lambda: self._applied, say))
             ready = stack.enter_context(
-                prepared(
+                prepare_payloads(
                     model, perf_options.input, endpoint, control, headers=perf_options.headers, slots=_slots(options)
                 )
             )
@@ -108,13 +108,13 @@ class _Run:
             rows=options.options.input.batch,
             target_us=(options.target_ms or 0.0) * 1e3,
         )
-        if not options.cores and not is_here(endpoint.host):
+        if not options.cores and not is_local_host(endpoint.host):
             self._add_note(
                 f"The server is elsewhere: taken to have {bounds.cores} cores, as this machine; --cores says else"
             )
-        for knob, why in knobs.unavailable_knobs(config).items():
+        for knob, reason in knobs.unavailable_knobs(config).items():
             if knob in options.knobs:
-                self._add_note(f"{knob} is left alone: {why}")
+                self._add_note(f"{knob} is left alone: {reason}")
         result = SearchResult()
         search: Search | None = None
         try:
@@ -163,18 +163,20 @@ class _Run:
         )
 
     def _write(self, evidence: Evidence, served: ServedModel, *, is_penstock: bool) -> None:
-        folder, kept = self._options.output_folder, evidence.found.kept
+        folder, kept_setting = self._options.output_folder, evidence.found.kept
         command = shlex.join(self._options.options.command)
         for name in ("config.pbtxt", "penstock.toml"):
             (folder / name).unlink(missing_ok=True)  # files of an earlier run would not match the new evidence
-        if kept != ORIGINAL:
-            text = writing.to_pbtxt(served.config_of(kept), f"{knobs.describe(kept)}: see evidence.md\n{command}")
+        if kept_setting != ORIGINAL:
+            text = pbtxt.to_pbtxt(
+                served.config_of(kept_setting), f"{knobs.describe(kept_setting)}: see evidence.md\n{command}"
+            )
             (folder / "config.pbtxt").write_text(text, "utf-8")
             if is_penstock:
-                (folder / "penstock.toml").write_text(knobs.to_penstock_toml(kept), "utf-8")
-            why = served.try_config(writing.parse_pbtxt(text))
-            if why:
-                self._error = f"config.pbtxt as it was written is not taken: {why}"
+                (folder / "penstock.toml").write_text(knobs.to_penstock_toml(kept_setting), "utf-8")
+            reason = served.try_config(pbtxt.parse_pbtxt(text))
+            if reason:
+                self._error = f"config.pbtxt as it was written is not taken: {reason}"
                 self._add_note(self._error)
             else:
                 self._add_note("config.pbtxt as it was written was loaded, and taken")

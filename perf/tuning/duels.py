@@ -82,15 +82,15 @@ def judge(rounds: Sequence[Round], p99_growth: float = MAX_P99_GROWTH) -> Verdic
         return Verdict(Standing.LOST, f"not better: behind in {lost} of {len(rounds)} rounds")
     if len(rounds) < ROUNDS_TO_WIN[lost]:
         return Verdict(Standing.OPEN, f"ahead in {len(rounds) - lost} of {len(rounds)} rounds so far")
-    ahead = f"ahead in {len(rounds) - lost} of {len(rounds)} rounds"
+    score_line = f"ahead in {len(rounds) - lost} of {len(rounds)} rounds"
     if median_ratio(rounds) < MIN_GAIN:
-        return Verdict(Standing.LOST, f"{ahead}, but by less than {MIN_GAIN - 1:.0%}: not worth a change")
+        return Verdict(Standing.LOST, f"{score_line}, but by less than {MIN_GAIN - 1:.0%}: not worth a change")
     p99_ratio = median(_p99_ratio(each) for each in rounds)
     if p99_ratio > p99_growth:
-        return Verdict(Standing.LOST, f"{ahead}, but p99 is {p99_ratio:.1f} times as long")
-    return Verdict(Standing.WON, ahead)
+        return Verdict(Standing.LOST, f"{score_line}, but p99 is {p99_ratio:.1f} times as long")
+    return Verdict(Standing.WON, score_line)
 
 
 def _p99_ratio(each: Round) -> float:
-    found = each.challenger.p99_us / each.incumbent.p99_us if each.incumbent.p99_us else math.nan
-    return found if math.isfinite(found) else 1.0
+    ratio = each.challenger.p99_us / each.incumbent.p99_us if each.incumbent.p99_us else math.nan
+    return ratio if math.isfinite(ratio) else 1.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.perf.profiling import environment
 from penstock.perf.profiling.model import ModelDescription
-from penstock.perf.profiling.session import driven
+from penstock.perf.profiling.session import document_model
 from penstock.perf.reports import document as documents
 from penstock.perf.reports.console import lines
 from penstock.perf.reports.document import Document, Level
@@ -22,7 +22,7 @@ from penstock.perf.reports.formats import count, ms, ratio, size
 from .arguments import TuneOptions
 from .duels import Measurement, Round, median_ratio
 from .knobs import ORIGINAL, Setting, describe
-from .searching import SearchResult, Trial
+from .search import SearchResult, Trial
 
 FORMAT = "penstock-tune/1"
 HEADINGS = ("setting", "against", "looks", "rounds", "ratio", "score", "p50", "p99", "memory", "verdict")
@@ -51,8 +51,8 @@ class Evidence:
 def describe_score(tuning: TuneOptions) -> str:
     """Describe the score."""
     if tuning.target_ms is not None:
-        what = "requests/s at the highest concurrency" if tuning.closed_loop else "highest rate in requests/s"
-        return f"{what} with p{tuning.percentile} within {tuning.target_ms:g} ms"
+        score = "requests/s at the highest concurrency" if tuning.closed_loop else "highest rate in requests/s"
+        return f"{score} with p{tuning.percentile} within {tuning.target_ms:g} ms"
     if tuning.closed_loop:
         return "requests/s"
     return f"1/s of p{tuning.percentile}: one second through the latency at the given rate"
@@ -60,28 +60,28 @@ def describe_score(tuning: TuneOptions) -> str:
 
 def conclusion(evidence: Evidence) -> str:
     """Say in a few sentences what is kept, and why."""
-    found = evidence.found
-    last = found.final_trial
-    sentences = [f"The search ended early: {found.ended_early}."] if found.ended_early else []
+    result = evidence.found
+    last = result.final_trial
+    sentences = [f"The search ended early: {result.ended_early}."] if result.ended_early else []
     if evidence.error:
         sentences.append(f"It failed: {evidence.error}.")
-    if found.original is not None and found.original.why:
-        sentences.append(f"The configuration as it is: {found.original.why}.")
-    if found.kept == ORIGINAL:
-        sentences.append(_nothing_kept(found))
+    if result.original is not None and result.original.why:
+        sentences.append(f"The configuration as it is: {result.original.why}.")
+    if result.kept == ORIGINAL:
+        sentences.append(_nothing_kept(result))
     elif last is not None and last.kept:
         sentences.append(
-            f"Kept: {describe(found.kept)}; {ratio(median_ratio(last.rounds))} as it was in the median"
+            f"Kept: {describe(result.kept)}; {ratio(median_ratio(last.rounds))} as it was in the median"
             f" ({_ratio_range(last.rounds)}), {last.verdict}."
         )
     else:
-        sentences.append(f"Best so far, not confirmed against the configuration as it was: {describe(found.kept)}.")
+        sentences.append(f"Best so far, not confirmed against the configuration as it was: {describe(result.kept)}.")
     return " ".join(sentences)
 
 
-def _nothing_kept(found: SearchResult) -> str:
-    last, tried = found.final_trial, len(found.trials)
-    if last is not None and not last.kept and not found.ended_early:
+def _nothing_kept(result: SearchResult) -> str:
+    last, tried = result.final_trial, len(result.trials)
+    if last is not None and not last.kept and not result.ended_early:
         return (
             f"Nothing is kept: {describe(last.setting)} won on the way, but not against the configuration as it is:"
             f" {last.verdict}."
@@ -89,17 +89,17 @@ def _nothing_kept(found: SearchResult) -> str:
     if not tried:
         return "No other setting was tried."
     settings = f"{tried} other setting{'s' * (tried > 1)}"
-    if found.ended_early:
+    if result.ended_early:
         return f"{settings} tried, none of which had won by then."
     return f"Nothing was measurably better than the current configuration; {settings} tried."
 
 
-def table(found: SearchResult) -> list[tuple[str, ...]]:
+def table(result: SearchResult) -> list[tuple[str, ...]]:
     """Return a row for each trial, after the headings."""
     rows: list[tuple[str, ...]] = [HEADINGS]
-    if found.original is not None:
-        rows.append((describe(ORIGINAL), "", "", "", "", *_figures(found.original), found.original.why))
-    trials = [*found.trials, *([found.final_trial] if found.final_trial is not None else [])]
+    if result.original is not None:
+        rows.append((describe(ORIGINAL), "", "", "", "", *_figures(result.original), result.original.why))
+    trials = [*result.trials, *([result.final_trial] if result.final_trial is not None else [])]
     return rows + [_row(trial) for trial in trials]
 
 
@@ -181,22 +181,22 @@ def write(evidence: Evidence, folder: Path, command: str) -> None:
     for number, setting in enumerate(evidence.levels):
         names[setting] = f"documents/{number:02d}.json"
         documents.write(_document(evidence, setting), folder / names[setting])
-    found = evidence.found
+    result = evidence.found
     content = {
         "format": FORMAT,
         "made_at": evidence.made_at,
         "command": command,
         "conclusion": conclusion(evidence),
         "score": describe_score(evidence.options),
-        "kept": dict(found.kept),
-        "confirmed": found.confirmed,
-        "ended": found.ended_early,
+        "kept": dict(result.kept),
+        "confirmed": result.confirmed,
+        "ended": result.ended_early,
         "failed": evidence.error,
         "notes": list(evidence.notes),
         "documents": [{"setting": dict(setting), "file": name} for setting, name in names.items()],
-        "as_it_is": _measurement_json(found.original),
-        "trials": [_trial_json(each) for each in found.trials],
-        "last": _trial_json(found.final_trial) if found.final_trial is not None else None,
+        "as_it_is": _measurement_json(result.original),
+        "trials": [_trial_json(each) for each in result.trials],
+        "last": _trial_json(result.final_trial) if result.final_trial is not None else None,
     }
     (folder / "evidence.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
     (folder / "evidence.md").write_text(markdown(evidence, command), "utf-8")
@@ -234,7 +234,7 @@ def _document(evidence: Evidence, setting: Setting) -> Document:
     config = evidence.configs.get(setting, model.config)
     machine = {**environment.machine(), "sharing": evidence.sharing}
     return Document(
-        driven(model, config),
+        document_model(model, config),
         list(options.command),
         evidence.made_at,
         evidence.url,

@@ -61,56 +61,56 @@ def _only_changes(config: dict[str, Any], setting: Setting) -> Setting:
 
 def unavailable_knobs(config: dict[str, Any]) -> dict[str, str]:
     """Return the knobs that this model does not have, with the reasons."""
-    found = {}
+    reasons = {}
     if len(_groups(config)) > 1:
-        found[INSTANCES] = "it has several instance groups"
+        reasons[INSTANCES] = "it has several instance groups"
     if _backend(config) not in _PARAMETERS:
-        found[THREADS] = f"its backend is {_backend(config) or 'not known'}, which has no such parameter"
+        reasons[THREADS] = f"its backend is {_backend(config) or 'not known'}, which has no such parameter"
     elif not _on_cpu(config):
-        found[THREADS] = "its instances are on a GPU"
+        reasons[THREADS] = "its instances are on a GPU"
     if config.get("sequence_batching") is not None:
-        found |= dict.fromkeys((ROWS, DELAY, PREFERRED), "it is a model of sequences")
+        reasons |= dict.fromkeys((ROWS, DELAY, PREFERRED), "it is a model of sequences")
     elif int(config.get("max_batch_size") or 0) < 2:
-        found |= dict.fromkeys((ROWS, DELAY, PREFERRED), "its requests run alone: max_batch_size is below 2")
-    return found
+        reasons |= dict.fromkeys((ROWS, DELAY, PREFERRED), "its requests run alone: max_batch_size is below 2")
+    return reasons
 
 
-def axes(config: dict[str, Any], wanted_knobs: Iterable[str], bounds: Bounds, at: Setting) -> Iterator[Axis]:
-    """Yield what makes sense to try from the setting `at`."""
-    wanted = {*wanted_knobs} - unavailable_knobs(config).keys()
+def axes(config: dict[str, Any], wanted_knobs: Iterable[str], bounds: Bounds, incumbent: Setting) -> Iterator[Axis]:
+    """Yield what makes sense to try from the setting `incumbent`."""
+    tunable = {*wanted_knobs} - unavailable_knobs(config).keys()
     for knobs in AXES:
-        free = [knob for knob in knobs if knob in wanted]
+        free = [knob for knob in knobs if knob in tunable]
         if not free:
             continue
-        current = {knob: value_of(config, at, knob) for knob in KNOBS}
+        current = {knob: value_of(config, incumbent, knob) for knob in KNOBS}
         settings = []
-        for values in product(*(_candidate_values(config, knob, bounds, at) for knob in free)):
+        for values in product(*(_candidate_values(config, knob, bounds, incumbent) for knob in free)):
             values_by_knob = [(knob, value) for knob, value in zip(free, values, strict=True) if value is not None]
             candidate = current | dict(values_by_knob)
             if candidate != current and _is_sensible(config, candidate, bounds):
-                settings.append(_only_changes(config, with_values(at, values_by_knob)))
+                settings.append(_only_changes(config, with_values(incumbent, values_by_knob)))
         if settings:
             yield Axis(" and ".join(free), tuple(dict.fromkeys(settings)))
 
 
-def _candidate_values(config: dict[str, Any], knob: str, bounds: Bounds, at: Setting) -> list[int | None]:
-    current = value_of(config, at, knob)
-    rows = value_of(config, at, ROWS) or 0
-    found: set[int] = set()
+def _candidate_values(config: dict[str, Any], knob: str, bounds: Bounds, incumbent: Setting) -> list[int | None]:
+    current = value_of(config, incumbent, knob)
+    rows = value_of(config, incumbent, ROWS) or 0
+    values: set[int] = set()
     if knob == INSTANCES:
-        found = _doublings(1, bounds.cores) if _on_cpu(config) else {*_GPU_INSTANCES}
+        values = _doublings(1, bounds.cores) if _on_cpu(config) else {*_GPU_INSTANCES}
     elif knob == THREADS:
-        found = _doublings(1, bounds.cores)
-        found -= {bounds.cores} if current is None else set()  # the default
+        values = _doublings(1, bounds.cores)
+        values -= {bounds.cores} if current is None else set()  # the default
     elif knob == ROWS:  # only more: fewer would reject requests that were served
-        found = {2 * rows, 4 * rows}
+        values = {2 * rows, 4 * rows}
     elif knob == DELAY:
-        found = {each for each in _DELAYS_US if not bounds.target_us or each <= bounds.target_us / 2}
+        values = {each for each in _DELAYS_US if not bounds.target_us or each <= bounds.target_us / 2}
     elif knob == PREFERRED:
         # a size that equals all requests in flight would only look good: closed-loop clients fill it
         max_size = min(rows - 1, bounds.rows_in_flight // 2 or rows)
-        found = {each for each in _doublings(4, max_size) if each >= bounds.rows and each & (each - 1) == 0}
-    return [current, *sorted(found - {current})]
+        values = {each for each in _doublings(4, max_size) if each >= bounds.rows and each & (each - 1) == 0}
+    return [current, *sorted(values - {current})]
 
 
 def _is_sensible(config: dict[str, Any], candidate: dict[str, int | None], bounds: Bounds) -> bool:
@@ -120,11 +120,11 @@ def _is_sensible(config: dict[str, Any], candidate: dict[str, int | None], bound
 
 
 def _doublings(first: int, last: int) -> set[int]:
-    found = {last} if last >= first else set()
+    values = {last} if last >= first else set()
     while first <= last:
-        found.add(first)
+        values.add(first)
         first *= 2
-    return found
+    return values
 
 
 def value_of(config: dict[str, Any], setting: Setting, knob: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Answers: the header blocks and trailers of gRPC answers. Used by `call.py`; constant ones are made once.
+"""Frames of gRPC answers: their headers and trailers. Used by calls; constant ones are made once.
 
 Source: grpc/doc/PROTOCOL-HTTP2.md; gRFC A6 for `grpc-retry-pushback-ms`.
 """

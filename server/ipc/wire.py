@@ -39,7 +39,7 @@ Message = tuple[int, int, bytes, list[Array | None], list[int]]
 
 INLINE_BYTES = 8 << 10
 """Tensors of at most this total size are sent in the frame: a slot costs 4 us a call, and copying these less. Round
-trip with 64 in flight: 17 us in the frame, 19 in a slot; 16 KiB: the same (`python -m penstock.perf.hop`)."""
+trip with 64 in flight: 17 us in the frame, 19 in a slot; 16 KiB: the same (`python -m penstock.perf.ipc`)."""
 ARENA_BYTES = 1 << 30
 FIRST_KIND = 16
 """Kinds below are the wire's own."""

@@ -2,7 +2,7 @@
 
 Used by the fast lane (`http/fastlane.py`) and the gRPC lane (`http2/connection.py`, `grpc/framing.py`). uvloop copies
 what it passes to an ordinary protocol, and joining the pieces copies it again (docs/adr/0019-large-bodies.md;
-perf/bodies.py).
+perf/large_requests.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 LARGE_BYTES = 1 << 18
 """A body of at least this size is read directly. Smaller ones often arrive in one read, and the copies cost less than
 the calls that avoid them: 230 kB over HTTP take 80 to 90 us of the loop either way, 300 kB 100 instead of 116
-(perf/bodies.py)."""
+(perf/large_requests.py)."""
 SCRATCH_BYTES = 1 << 16
 """The size of one read outside large bodies."""
 _RESERVED_BYTES = 1 << 20

@@ -34,9 +34,6 @@ MAX_FAILURES = 8
 """After this many batches in a row that had to run apart, sharing stops: the component takes one request at a time."""
 SMALL_BYTES = 64 << 10
 """Rows of at most this many bytes in total are concatenated here; larger ones in the worker, which has time for it."""
-if TYPE_CHECKING:
-    from penstock.backends.backend import Array
-
 TENSOR, NDARRAY = "tensor", "ndarray"
 ENCODINGS = (TENSOR, NDARRAY)
 NUMERIC_KINDS = "biuf"

@@ -282,6 +282,9 @@ class Worker:
             self._disconnect_timer = self._loop.call_later(EXIT_GRACE_S, self._kill_unreachable, reason)
 
     def _kill_unreachable(self, reason: str) -> None:
+        state = read_process_state(self._process.pid, memory=False)
+        if state is None or state.state in "ZX":
+            return  # it has exited, and its status is about to arrive: the machine is busy
         self.kill(f"{self.order.label} cannot be reached: {reason}", reason="silent")
 
     def _on_exit(self, status: int | OSError) -> None:

@@ -21,9 +21,9 @@ import tritonclient.http as over_http
 from penstock.backends.cuda import CudaRuntime
 from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.perf.payloads import cuda_regions
-from penstock.perf.payloads.preparing import prepared
+from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.profiling.control import control_for
-from penstock.perf.profiling.model import described
+from penstock.perf.profiling.model import describe_model
 from penstock.perf.profiling.options import Input
 from tests.backends.cudart_stub import build, needs_compiler
 from tests.clients import models
@@ -71,7 +71,7 @@ def test_a_client_and_a_server_process_share_memory_allocated_by_the_client(
         monkeypatch.setattr(cuda_regions, "find_runtime", lambda: runtime)
         for target in (Target("127.0.0.1", http), Target("127.0.0.1", grpc, grpc=GrpcCall("/m"))):
             control, asked = control_for(target), Input(shared_memory="cuda", shapes={"x": (3,)})
-            with prepared(described(control, "same"), asked, target, control) as found:
+            with prepare_payloads(describe_model(control, "same"), asked, target, control) as found:
                 assert len(list(memory.iterdir())) == 2
                 if target.grpc is None:
                     assert _answered(http, next(found.payloads.stream(0))).startswith(b"HTTP/1.1 200")

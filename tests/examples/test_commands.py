@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.perf.load import Process, penstock
+from penstock.perf.server_process import Process, penstock
 
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
 ADDRESS = "127.0.0.1:8000"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.perf.load import penstock
+from penstock.perf.server_process import penstock
 
 FOLDER = Path(__file__).parents[2] / "examples" / "python_model"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.perf.load import penstock
+from penstock.perf.server_process import penstock
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

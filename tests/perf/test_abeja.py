@@ -26,36 +26,40 @@ def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_the_handler_gives_what_is_expected_of_both_sides() -> None:
+def test_the_handler_gives_the_expected_answer() -> None:
     names: dict[str, Any] = {}
     exec(HANDLER, names)
 
-    said = names["handler"](io.BytesIO(CALL.bodies[0]), {})
+    reply = names["handler"](io.BytesIO(CALL.bodies[0]), {})
 
-    assert (said["status_code"], said["content"]) == (200, ANSWER)
+    assert (reply["status_code"], reply["content"]) == (200, ANSWER)
 
 
-def test_a_request_is_read_whole() -> None:
+def test_a_request_is_read_completely() -> None:
     headers = {"host": "a", "content-type": "text/plain", "content-length": "5"}
 
     assert read_request(io.BytesIO(REQUEST)) == ("PUT", headers, b"hello")
 
 
-def test_a_connection_that_brings_nothing_is_no_request() -> None:
+def test_a_connection_without_data_is_not_a_request() -> None:
     assert read_request(io.BytesIO()) is None
 
 
-def test_the_front_hands_a_request_to_the_runtime_and_its_answer_back(
+def test_the_front_passes_a_request_to_the_runtime_and_returns_its_answer(
     tmp_path: Path, wire: tuple[socket.socket, socket.socket]
 ) -> None:
     content = tmp_path / "content"
     content.write_bytes(b"\x00\xff")
-    said = {"content_type": "image/png", "metadata": {"x-a": "b"}, "path": str(content), "status_code": 201}
+    reply = {"content_type": "image/png", "metadata": {"x-a": "b"}, "path": str(content), "status_code": 201}
 
-    asked, answer = exchanged(Front(wire[0], tmp_path), wire[1], said)
+    request_seen, answer = exchanged(Front(wire[0], tmp_path), wire[1], reply)
 
-    assert (asked["method"], asked["content_type"], asked["body"]) == ("PUT", "text/plain", b"hello")
-    assert asked["headers"] == [
+    assert (request_seen["method"], request_seen["content_type"], request_seen["body"]) == (
+        "PUT",
+        "text/plain",
+        b"hello",
+    )
+    assert request_seen["headers"] == [
         {"key": "content-length", "values": ["5"]},
         {"key": "content-type", "values": ["text/plain"]},
         {"key": "host", "values": ["a"]},
@@ -66,22 +70,24 @@ def test_the_front_hands_a_request_to_the_runtime_and_its_answer_back(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_front_answers_what_fails_in_the_runtime(tmp_path: Path, wire: tuple[socket.socket, socket.socket]) -> None:
-    said = {"content_type": "application/json", "error_message": "unexpected error occurred", "status_code": 500}
+def test_the_front_answers_failures_of_the_runtime(tmp_path: Path, wire: tuple[socket.socket, socket.socket]) -> None:
+    reply = {"content_type": "application/json", "error_message": "unexpected error occurred", "status_code": 500}
 
-    _, answer = exchanged(Front(wire[0], tmp_path), wire[1], said)
+    _, answer = exchanged(Front(wire[0], tmp_path), wire[1], reply)
 
     assert answer.startswith(b"HTTP/1.1 500 -\r\nContent-Type: application/json\r\n")
     assert answer.endswith(b'\r\n\r\n{"status": "unexpected error occurred"}')
 
 
-def test_the_front_goes_on_when_a_client_has_gone(tmp_path: Path, wire: tuple[socket.socket, socket.socket]) -> None:
-    client, taken = socket.socketpair()
+def test_the_front_continues_after_a_client_has_disconnected(
+    tmp_path: Path, wire: tuple[socket.socket, socket.socket]
+) -> None:
+    client, server_side = socket.socketpair()
     client.close()
 
-    Front(wire[0], tmp_path).take(taken)
+    Front(wire[0], tmp_path).take(server_side)
 
-    assert taken.fileno() == -1
+    assert server_side.fileno() == -1
 
 
 @pytest.mark.parametrize(
@@ -93,22 +99,24 @@ def test_the_front_goes_on_when_a_client_has_gone(tmp_path: Path, wire: tuple[so
         ("/e/bin/python", "/p", ["penstock", "runtime 1.1.1, plain front", "runtime 1.1.1, its proxy"]),
     ],
 )
-def test_who_is_there_is_asked(tmp_path: Path, original: str, proxy: str, expected: list[str]) -> None:
+def test_only_the_sides_that_are_available_are_measured(
+    tmp_path: Path, original: str, proxy: str, expected: list[str]
+) -> None:
     assert list(sides_of(tmp_path, original, proxy)) == expected
 
 
-def exchanged(front: Front, runtime: socket.socket, said: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def exchanged(front: Front, runtime: socket.socket, reply: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Have the front take REQUEST. Returns: what the runtime was asked, its body too; and what the client was told."""
-    client, taken = socket.socketpair()
-    with client, ThreadPoolExecutor(1) as pool, runtime.makefile("rb") as heard:
+    client, server_side = socket.socketpair()
+    with client, ThreadPoolExecutor(1) as pool, runtime.makefile("rb") as runtime_file:
         client.sendall(REQUEST)
-        ended = pool.submit(front.take, taken)
-        mark, nbytes = struct.unpack(">4sI", heard.read(8))
-        asked = json.loads(heard.read(nbytes))
-        asked["body"] = Path(asked["contents"][0]["path"]).read_bytes()
-        answer = json.dumps(said).encode()
+        ended = pool.submit(front.take, server_side)
+        mark, nbytes = struct.unpack(">4sI", runtime_file.read(8))
+        request_seen = json.loads(runtime_file.read(nbytes))
+        request_seen["body"] = Path(request_seen["contents"][0]["path"]).read_bytes()
+        answer = json.dumps(reply).encode()
         runtime.sendall(mark + struct.pack(">I", len(answer)) + answer)
         ended.result(timeout=30)
         assert mark == b"\xab\xe9\xa0\x01"
-        with client.makefile("rb") as told:
-            return asked, told.read()
+        with client.makefile("rb") as client_file:
+            return request_seen, client_file.read()

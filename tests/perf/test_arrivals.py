@@ -21,7 +21,7 @@ A, B = Kind(1, ((4,),)), Kind(3, ((8,),), weight=3)
 
 
 @pytest.mark.parametrize("come", [poisson, bursty, constant])
-def test_they_come_in_order_and_at_the_rate_that_is_asked_for(come: Callable[..., Arrivals]) -> None:
+def test_arrivals_are_ordered_and_have_the_requested_rate(come: Callable[..., Arrivals]) -> None:
     arrivals = come(1000, 60, (A, B), 1)
 
     assert (np.diff(arrivals.at_ns) >= 0).all()
@@ -33,7 +33,7 @@ def test_they_come_in_order_and_at_the_rate_that_is_asked_for(come: Callable[...
 
 
 @pytest.mark.parametrize("come", [poisson, bursty])
-def test_a_seed_gives_the_same_arrivals_and_another_one_others(come: Callable[..., Arrivals]) -> None:
+def test_the_same_seed_gives_the_same_arrivals(come: Callable[..., Arrivals]) -> None:
     first, again, other = (come(500, 4, (A, B), seed) for seed in (7, 7, 8))
 
     assert first.at_ns.tolist() == again.at_ns.tolist()
@@ -41,14 +41,14 @@ def test_a_seed_gives_the_same_arrivals_and_another_one_others(come: Callable[..
     assert first.at_ns.tolist() != other.at_ns.tolist()
 
 
-def test_the_distances_of_poisson_arrivals_are_exponential() -> None:
+def test_the_intervals_of_poisson_arrivals_are_exponential() -> None:
     gaps = np.diff(poisson(1000, 100, seed=3).at_ns)
 
     assert gaps.mean() == pytest.approx(1e6, rel=0.02)
     assert gaps.std() == pytest.approx(1e6, rel=0.02)
 
 
-def test_bursts_are_as_much_denser_as_they_are_said_to_be() -> None:
+def test_bursts_have_the_requested_density() -> None:
     per_10_ms = np.bincount(bursty(10_000, 60, seed=1, bursts=Bursts(3, 0.2, 0.5)).at_ns // 10_000_000)
 
     assert np.quantile(per_10_ms, 0.9) == pytest.approx(300, rel=0.05)
@@ -56,7 +56,7 @@ def test_bursts_are_as_much_denser_as_they_are_said_to_be() -> None:
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=50))
-def test_a_record_is_repeated_exactly(ms: list[int]) -> None:
+def test_recorded_arrivals_are_repeated_exactly(ms: list[int]) -> None:
     kinds = [number % 2 for number in range(len(ms))]
     arrivals = recorded([each / 1000 for each in ms], (A, B), kinds)
 
@@ -68,12 +68,12 @@ def test_a_record_is_repeated_exactly(ms: list[int]) -> None:
 
 
 @pytest.mark.parametrize("times", [[], [1.0, float("nan")]])
-def test_what_is_no_record_is_refused(times: list[float]) -> None:
+def test_invalid_recordings_are_rejected(times: list[float]) -> None:
     with pytest.raises(ValueError, match="not empty"):
         recorded(times)
 
 
-def test_a_random_split_of_poisson_arrivals_is_poisson_arrivals() -> None:
+def test_a_random_split_of_poisson_arrivals_is_poisson() -> None:
     thinned = poisson(10_000, 50, seed=2).thinned(0.1, seed=5)
     gaps = np.diff(thinned.at_ns)
 

@@ -11,7 +11,7 @@ from penstock.perf import cache, micro
 
 
 @pytest.mark.slow
-def test_trips_are_measured_in_both_ways_with_the_cache_and_without(
+def test_trips_are_measured_in_both_encodings_with_and_without_the_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(micro, "ROUNDS", 1)
@@ -20,11 +20,11 @@ def test_trips_are_measured_in_both_ways_with_the_cache_and_without(
 
     dearest_us = asyncio.run(cache.trips(tmp_path, (2,)))
 
-    told = [line.split(",")[1].strip() for line in capsys.readouterr().out.splitlines()]
-    assert told == ["iris json", "iris_cached json", "iris binary", "iris_cached binary"]
+    encodings = [line.split(",")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert encodings == ["iris json", "iris_cached json", "iris binary", "iris_cached binary"]
     assert dearest_us > 0
 
 
-def test_the_verdict_says_whether_the_budget_holds() -> None:
+def test_the_verdict_states_whether_the_budget_holds() -> None:
     assert cache.verdict(14.9) == "a hit: 14.9 us, at most 15: holds"
     assert cache.verdict(15.1) == "a hit: 15.1 us, at most 15: DOES NOT HOLD"

@@ -7,7 +7,7 @@ import pytest
 from penstock.perf import command
 
 
-def test_the_gate_says_what_it_misses_where_penstock_is_only_installed(
+def test_the_gate_names_what_an_installed_penstock_lacks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "penstock.perf.gate.command", raising=False)
@@ -17,7 +17,7 @@ def test_the_gate_says_what_it_misses_where_penstock_is_only_installed(
     assert "pip install 'penstock[dev]'" in capsys.readouterr().err
 
 
-def test_an_interrupt_while_a_word_is_being_loaded_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_a_subcommand_is_imported_has_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(name: str, package: str | None = None) -> None:
         raise KeyboardInterrupt
 

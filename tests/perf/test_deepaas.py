@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from penstock.perf.deepaas import CALLS, MODULES, UPLOAD_BYTES, arguments, ask, install, upload
-from penstock.perf.load import Process
+from penstock.perf.server_process import Process
 from penstock.server.deepaas.inside.multipart import Upload, read_multipart
 
 
-def test_the_modules_are_installed_as_users_are(tmp_path: Path) -> None:
+def test_the_modules_are_installed_as_those_of_users(tmp_path: Path) -> None:
     install(tmp_path)
 
-    (told,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
 
-    assert {point.name: point.value for point in told.entry_points} == {name: name for name in MODULES}
-    assert {point.group for point in told.entry_points} == {"deepaas.v2.model"}
+    assert {point.name: point.value for point in distribution.entry_points} == {name: name for name in MODULES}
+    assert {point.group for point in distribution.entry_points} == {"deepaas.v2.model"}
     assert all((tmp_path / f"{name}.py").exists() for name in MODULES)
 
 
-def test_an_upload_is_a_form_of_one_file() -> None:
+def test_an_upload_is_a_form_with_one_file() -> None:
     call = upload()
 
     ((name, (stored,)),) = read_multipart(call.bodies[0], 0, call.headers["Content-Type"]).items()
@@ -34,7 +34,7 @@ def test_an_upload_is_a_form_of_one_file() -> None:
     assert (name, stored.filename, stored.content.nbytes) == ("data", "a.bin", UPLOAD_BYTES)
 
 
-def test_the_modules_predict_what_is_expected_of_both_sides(tmp_path: Path) -> None:
+def test_the_modules_give_the_expected_predictions(tmp_path: Path) -> None:
     content = tmp_path / "stored"
     content.write_bytes(bytes(UPLOAD_BYTES))
     stored = SimpleNamespace(filename=str(content), original_filename="a.bin")
@@ -43,7 +43,7 @@ def test_the_modules_predict_what_is_expected_of_both_sides(tmp_path: Path) -> N
     assert predicted("uploads", data=stored) == CALLS["upload"][1]
 
 
-def test_a_side_that_predicts_something_else_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_with_a_wrong_prediction_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Process, "request", lambda *_: b'{"status": "OK", "predictions": 5}')
 
     with pytest.raises(RuntimeError, match=r"flowers/predict/\?scale=2: .*5"):

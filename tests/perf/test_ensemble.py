@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.perf.ensemble import CHAIN, FIRST, PAIR, SECOND, STEPS, Sides, call, write
-from penstock.perf.load import Load
+from penstock.perf.wrk import Load
 from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.scan import scan
 
@@ -22,7 +22,7 @@ def sides(pair_us: float, chain_ms: float, refused: int = 0) -> Sides:
     )
 
 
-def test_the_repository_is_good(tmp_path: Path) -> None:
+def test_the_repository_is_valid(tmp_path: Path) -> None:
     write(tmp_path)
     entries, findings = scan([tmp_path], Defaults())
 
@@ -32,13 +32,13 @@ def test_the_repository_is_good(tmp_path: Path) -> None:
     assert len(chain.steps) == STEPS
 
 
-def test_the_request_says_how_long_its_head_is() -> None:
+def test_the_request_states_the_length_of_its_head() -> None:
     sent = call(PAIR)
 
     assert len(sent.bodies[0]) - int(sent.headers["Inference-Header-Content-Length"]) == 64
 
 
-def test_it_says_what_holds_and_what_does_not() -> None:
+def test_the_report_states_which_claims_hold() -> None:
     good, bad = sides(45, 1.9).lines(), sides(47, 2.1, refused=3).lines()
 
     assert [line.endswith(": holds") for line in good] == [False, True, True, True]

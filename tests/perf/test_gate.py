@@ -57,12 +57,12 @@ def test_a_budget_is_read() -> None:
         ("[http-cpu\n", "at line 1"),
     ],
 )
-def test_what_a_file_says_wrongly_is_said_with_what_was_meant(text: str, why: str) -> None:
+def test_an_invalid_file_is_rejected_with_a_suggestion(text: str, why: str) -> None:
     with pytest.raises(BudgetError, match=why):
         read(text, MEASURES)
 
 
-def test_the_trees_own_budgets_can_be_read_and_every_measure_has_one() -> None:
+def test_the_budgets_of_the_tree_are_readable_and_every_measure_has_one() -> None:
     budgets = read(gate.BUDGETS.read_text("utf-8"), gate_measures.MEASURES)
 
     assert {each.measure for each in budgets.values()} == gate_measures.MEASURES.keys()
@@ -76,11 +76,11 @@ def test_the_trees_own_budgets_can_be_read_and_every_measure_has_one() -> None:
         (0.89, "lower", "better"), (0.89, "higher", "WORSE"), (1.05, "higher", "within"), (1.11, "higher", "better"),
     ],
 )  # fmt: skip
-def test_the_verdict_is_of_the_median_and_of_which_way_is_better(value: float, better: str, word: str) -> None:
+def test_the_verdict_uses_the_median_and_the_direction_of_the_measure(value: float, better: str, word: str) -> None:
     assert Verdict("it", budget(tolerance=0.1001, better=better), (99.0, value, 0.01)).label == word
 
 
-def test_the_report_has_one_table_and_says_what_got_worse_and_by_how_much() -> None:
+def test_the_report_has_one_table_and_lists_regressions_with_their_size() -> None:
     verdicts = [
         Verdict("a", budget(0.5), (0.6, 0.7)),
         Verdict("b", budget(), (1.0,)),
@@ -96,13 +96,13 @@ def test_the_report_has_one_table_and_says_what_got_worse_and_by_how_much() -> N
     assert lines[7] == "FAILED d: RuntimeError: no"
 
 
-def test_an_update_changes_what_was_measured_and_leaves_the_rest() -> None:
+def test_an_update_changes_only_the_measured_budgets() -> None:
     before = {"a": budget(1.0, 0.2), "b": budget(2.0)}
 
-    found = updated([Verdict("a", before["a"], (0.51234,))], before, dt.date(2027, 1, 2), "another")
+    result = updated([Verdict("a", before["a"], (0.51234,))], before, dt.date(2027, 1, 2), "another")
 
-    assert found["b"] == before["b"]
-    assert found["a"] == Budget("CPU of it", "http_cpu", 0.512, 0.2, dt.date(2027, 1, 2), "another", "lower")
+    assert result["b"] == before["b"]
+    assert result["a"] == Budget("CPU of it", "http_cpu", 0.512, 0.2, dt.date(2027, 1, 2), "another", "lower")
 
 
 texts = st.text(st.characters(exclude_categories=["C"]))
@@ -114,27 +114,27 @@ texts = st.text(st.characters(exclude_categories=["C"]))
         st.sampled_from(["lower", "higher"]),
     )
 )  # fmt: skip
-def test_budgets_are_read_as_they_were_written(each: Budget) -> None:
+def test_budgets_are_read_back_as_they_were_written(each: Budget) -> None:
     assert read(written({"it": each}), MEASURES) == {"it": each}
 
 
-def test_measures_take_turns_and_one_that_fails_hides_no_other() -> None:
-    asked: list[str] = []
-    said: list[str] = []
+def test_measures_take_turns_and_a_failing_one_does_not_affect_the_others() -> None:
+    calls: list[str] = []
+    output: list[str] = []
 
     def measure(each: Budget) -> float:
-        asked.append(each.what)
+        calls.append(each.what)
         if each.what == "bad":
             raise RuntimeError("no server")
-        return float(len(asked))
+        return float(len(calls))
 
     budgets = {name: Budget(name, "http_cpu", 1, 0.1, DAY, "") for name in ("x", "bad", "y")}
-    values, failed = gate.measured(budgets, measure, 2, said.append)
+    values, failed = gate.measured(budgets, measure, 2, output.append)
 
-    assert asked == ["x", "bad", "y", "x", "y"]
+    assert calls == ["x", "bad", "y", "x", "y"]
     assert values == {"x": [1, 4], "y": [3, 5]}
     assert failed == {"bad": "RuntimeError: no server"}
-    assert said == ["round 1 of 2 done", "round 2 of 2 done"]
+    assert output == ["round 1 of 2 done", "round 2 of 2 done"]
 
 
 class Gate:
@@ -164,38 +164,38 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return Gate(tmp_path / "budgets.toml", monkeypatch, capsys)
 
 
-def test_all_within_their_budgets_is_status_0(command: Gate) -> None:
-    status, said = command("--rounds", "1")
+def test_the_status_is_0_if_all_are_within_their_budgets(command: Gate) -> None:
+    status, output = command("--rounds", "1")
 
     assert status == 0
-    assert "WORSE" not in said
+    assert "WORSE" not in output
 
 
-def test_one_that_is_worse_is_status_1_and_said(command: Gate) -> None:
+def test_the_status_is_1_if_a_measure_is_worse(command: Gate) -> None:
     command.gives["grpc_cpu"] = 0.06
 
-    status, said = command()
+    status, output = command()
 
     assert status == 1
-    assert "WORSE grpc-cpu: CPU of an HTTP request" in said
-    assert "20% more than 0.05" in said
+    assert "WORSE grpc-cpu: CPU of an HTTP request" in output
+    assert "20% more than 0.05" in output
 
 
-def test_only_what_is_named_is_measured(command: Gate) -> None:
+def test_only_selected_measures_run(command: Gate) -> None:
     command.gives["grpc_cpu"] = 9.0
 
     assert command("--only", "http-cpu")[0] == 0
     assert command("--only", "http-cpu", "--only", "grpc-cpu")[0] == 1
 
 
-def test_a_name_that_is_not_there_is_wrong_usage(command: Gate) -> None:
-    status, said = command("--only", "htp-cpu")
+def test_an_unknown_measure_is_wrong_usage(command: Gate) -> None:
+    status, output = command("--only", "htp-cpu")
 
     assert status == 2
-    assert "no budget 'htp-cpu'" in said
+    assert "no budget 'htp-cpu'" in output
 
 
-def test_a_file_that_cannot_be_read_is_wrong_usage(command: Gate) -> None:
+def test_an_unreadable_file_is_wrong_usage(command: Gate) -> None:
     command.path.write_text(GOOD + "nonsense = 1\n")
 
     assert command()[0] == 2
@@ -203,31 +203,31 @@ def test_a_file_that_cannot_be_read_is_wrong_usage(command: Gate) -> None:
     assert command()[0] == 2
 
 
-def test_update_writes_what_was_measured(command: Gate) -> None:
+def test_update_writes_the_measured_values(command: Gate) -> None:
     command.gives["http_cpu"] = 0.75
 
-    status, said = command("--update", "--only", "http-cpu")
+    status, output = command("--update", "--only", "http-cpu")
 
-    found = read(command.path.read_text(), MEASURES)
+    result = read(command.path.read_text(), MEASURES)
     assert status == 0
-    assert "budgets.toml was written" in said
-    assert (found["http-cpu"].budget, found["grpc-cpu"].budget) == (0.75, 0.05)
-    assert found["grpc-cpu"].machine == "a machine, 2 cores"
-    assert "cores" in found["http-cpu"].machine
+    assert "budgets.toml was written" in output
+    assert (result["http-cpu"].budget, result["grpc-cpu"].budget) == (0.75, 0.05)
+    assert result["grpc-cpu"].machine == "a machine, 2 cores"
+    assert "cores" in result["http-cpu"].machine
 
 
-def test_what_could_not_be_measured_is_status_1_and_keeps_its_budget(command: Gate) -> None:
+def test_a_measure_that_fails_is_status_1_and_keeps_its_budget(command: Gate) -> None:
     del command.gives["grpc_cpu"]
 
-    status, said = command("--update")
+    status, output = command("--update")
 
     assert status == 1
-    assert "FAILED grpc-cpu: KeyError" in said
+    assert "FAILED grpc-cpu: KeyError" in output
     assert read(command.path.read_text(), MEASURES)["grpc-cpu"].budget == 0.05
 
 
-def test_the_batcher_is_simulated_with_the_same_outcome_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_of_the_batcher_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_measures, "_SIMULATED", 50)
-    found: list[Any] = [gate_measures._simulated() for _ in range(2)]
+    result: list[Any] = [gate_measures._simulated() for _ in range(2)]
 
-    assert found[0] == found[1] > 0
+    assert result[0] == result[1] > 0

@@ -13,11 +13,11 @@ traffic: 48.72MB (51086336) total, 1.11MB (1163904) headers (space savings 95.00
 """
 
 
-def test_requests_that_were_answered_are_counted_apart_from_all_others() -> None:
-    assert h2load.counted(SAID) == (290343, 7, 34841160)
+def test_succeeded_requests_are_counted_separately_from_all_others() -> None:
+    assert h2load.parse_counts(SAID) == (290343, 7, 34841160)
 
 
-@pytest.mark.parametrize("said", ["could not connect", ""])
-def test_a_run_that_says_no_counts_is_a_failure(said: str) -> None:
+@pytest.mark.parametrize("output", ["could not connect", ""])
+def test_output_without_counts_is_an_error(output: str) -> None:
     with pytest.raises(RuntimeError, match="h2load"):
-        h2load.counted(said)
+        h2load.parse_counts(output)

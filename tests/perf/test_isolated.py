@@ -9,7 +9,7 @@ from penstock.perf.isolated import Measuring, cost
 from tests.fakes import FakeBackend
 
 
-def test_a_run_costs_something_and_is_lent_filled_and_run_each_time() -> None:
+def test_a_run_has_a_cost_and_acquires_fills_and_runs_each_time() -> None:
     graph = Signature(
         (TensorSpec("x", "FP32", (-1, 4)), TensorSpec("text", "BYTES", (-1,))), (TensorSpec("y", "FP32", (-1, 4)),)
     )

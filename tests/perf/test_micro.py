@@ -14,7 +14,7 @@ from penstock.perf import micro, models
 
 
 @pytest.mark.slow
-def test_every_queue_is_measured_with_and_without_a_target_and_held_against_the_budget(
+def test_every_queue_is_measured_with_and_without_a_target_and_compared_with_the_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.onnx"

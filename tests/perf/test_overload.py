@@ -14,39 +14,40 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from penstock.perf import flood, models
-from penstock.perf.flood import BROKEN, RECORD, SKIPPED, Flood
-from penstock.perf.load import FloodResult, Load
+from penstock.perf import models, open_loop_sender
+from penstock.perf.open_loop import OpenLoopResult
+from penstock.perf.open_loop_sender import BROKEN, RECORD, SKIPPED, OpenLoopSender
 from penstock.perf.overload import Baseline, Overload, Round, Sample, report
+from penstock.perf.wrk import Load
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
 
 
 def records(**answers: Any) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     """A flood of 20 s: by status how many requests were answered with it, evenly, each after so many ms."""
-    made = []
+    rows_made = []
     for status, (number, took_ms) in answers.items():
         each = np.zeros(number, RECORD)
         each["status"] = int(status.removeprefix("s"))
         each["due_ns"] = np.arange(number) * 20e9 / number
         each["took_ns"] = took_ms * 1e6
-        made.append(each)
-    return np.concatenate(made)
+        rows_made.append(each)
+    return np.concatenate(rows_made)
 
 
 SEEN = {"s200": (19_000, 900), "s503": (181_000, 0.8)}
 
 
 @contextmanager
-def answering(*statuses: bytes, heard: list[bytes] | None = None) -> Iterator[tuple[str, int]]:
+def answering(*statuses: bytes, received: list[bytes] | None = None) -> Iterator[tuple[str, int]]:
     """A server that gives these answers in turn, whatever the connection; b"" closes it instead; none: it is silent."""
     turns = count()
 
     def serve(connection: socket.socket) -> None:
         with connection:
             while request := connection.recv(len(REQUEST), socket.MSG_WAITALL):
-                if heard is not None:
-                    heard.append(request)
+                if received is not None:
+                    received.append(request)
                 if not statuses:
                     continue
                 status = statuses[next(turns) % len(statuses)]
@@ -73,82 +74,84 @@ def answering(*statuses: bytes, heard: list[bytes] | None = None) -> Iterator[tu
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
 @pytest.mark.slow
-class TestFlood:
-    def test_every_request_is_recorded_with_how_it_was_answered(self) -> None:
+class TestOpenLoopSender:
+    def test_every_request_is_recorded_with_its_status(self) -> None:
         with answering(b"200 OK", b"503 Service Unavailable") as address:
-            seen = Flood(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
+            results = OpenLoopSender(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
 
-        assert list(seen["due_ns"]) == [0, 1_000_000, 50_000_000, 50_000_001]
-        assert set(seen["status"]) <= {200, 503, SKIPPED}
-        assert seen["status"][0] == 200
-        assert (seen["took_ns"] >= seen["late_ns"])[seen["status"] > 0].all()
+        assert list(results["due_ns"]) == [0, 1_000_000, 50_000_000, 50_000_001]
+        assert set(results["status"]) <= {200, 503, SKIPPED}
+        assert results["status"][0] == 200
+        assert (results["took_ns"] >= results["late_ns"])[results["status"] > 0].all()
 
-    def test_an_answer_that_the_kernel_has_not_stamped_counts_until_it_is_read(
+    def test_an_answer_without_a_kernel_timestamp_counts_until_it_is_read(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(flood, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
+        monkeypatch.setattr(open_loop_sender, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
         with answering(b"200 OK") as address:
-            seen = Flood(address, [REQUEST], 1).run([0], [0])
+            results = OpenLoopSender(address, [REQUEST], 1).run([0], [0])
 
-        assert list(seen["status"]) == [200]
-        assert (seen["took_ns"] >= seen["late_ns"]).all()
+        assert list(results["status"]) == [200]
+        assert (results["took_ns"] >= results["late_ns"]).all()
 
     def test_no_request_is_sent_before_it_is_due(self) -> None:
         with answering(b"200 OK") as address:
-            seen = Flood(address, [REQUEST], 100).run([0, 20_000_000, 20_000_000], [0] * 3)
+            results = OpenLoopSender(address, [REQUEST], 100).run([0, 20_000_000, 20_000_000], [0] * 3)
 
-        assert (seen["late_ns"] >= 0).all()
-        assert list(seen["status"]) == [200] * 3
+        assert (results["late_ns"] >= 0).all()
+        assert list(results["status"]) == [200] * 3
 
-    def test_each_request_is_the_one_that_the_order_says(self) -> None:
-        heard: list[bytes] = []
-        with answering(b"200 OK", heard=heard) as address:
-            seen = Flood(address, [REQUEST, REQUEST.upper()], 1).run([0, 50_000_000, 100_000_000], [0, 1, 0])
+    def test_each_request_is_the_one_that_the_order_names(self) -> None:
+        received: list[bytes] = []
+        with answering(b"200 OK", received=received) as address:
+            results = OpenLoopSender(address, [REQUEST, REQUEST.upper()], 1).run(
+                [0, 50_000_000, 100_000_000], [0, 1, 0]
+            )
 
-        assert list(seen["which"]) == [0, 1, 0]
-        assert heard == [REQUEST, REQUEST.upper(), REQUEST]
+        assert list(results["which"]) == [0, 1, 0]
+        assert received == [REQUEST, REQUEST.upper(), REQUEST]
 
     def test_a_request_is_skipped_while_every_connection_is_in_use(self) -> None:
         with answering() as address:
-            flood = Flood(address, [REQUEST], 1)
-            flood.linger_s = 0.0
-            seen = flood.run([0, 0], [0, 0])
+            open_loop = OpenLoopSender(address, [REQUEST], 1)
+            open_loop.linger_s = 0.0
+            results = open_loop.run([0, 0], [0, 0])
 
-        assert list(seen["status"]) == [BROKEN, SKIPPED]
-        assert list(seen["took_ns"]) == [0, 0]
+        assert list(results["status"]) == [BROKEN, SKIPPED]
+        assert list(results["took_ns"]) == [0, 0]
 
-    def test_a_connection_that_is_closed_instead_is_broken(self) -> None:
+    def test_a_connection_that_is_closed_without_an_answer_is_broken(self) -> None:
         with answering(b"") as address:
-            seen = Flood(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
+            results = OpenLoopSender(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
 
-        assert list(seen["status"]) == [BROKEN, BROKEN]
-
-
-def flooded(**answers: Any) -> FloodResult:
-    return FloodResult(records(**answers), connections=1100, cpu_us=9.0, load_cpu_us=30.0)
+        assert list(results["status"]) == [BROKEN, BROKEN]
 
 
-class TestFlooded:
-    def test_a_time_counts_from_when_the_request_was_due(self) -> None:
-        seen = flooded(s200=(100, 7))
-        seen.records["late_ns"] = 2e6
+def open_loop_result(**answers: Any) -> OpenLoopResult:
+    return OpenLoopResult(records(**answers), connections=1100, cpu_us=9.0, load_cpu_us=30.0)
 
-        assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (7, 5, 2)
 
-    def test_times_are_told_by_status(self) -> None:
-        seen = flooded(s200=(100, 7), s503=(100, 1))
+class TestOpenLoopResult:
+    def test_latency_is_measured_from_when_the_request_was_due(self) -> None:
+        results = open_loop_result(s200=(100, 7))
+        results.records["late_ns"] = 2e6
 
-        assert (seen.latency_ms(0.99), seen.latency_ms(0.99, 503), seen.latency_ms(0.99, 500)) == (7, 1, 0)
+        assert (results.latency_ms(0.5), results.server_latency_ms(0.5), results.lateness_ms(0.5)) == (7, 5, 2)
 
-    def test_what_was_not_sent_is_skipped_and_what_was_not_answered_unexpected(self) -> None:
-        seen = flooded(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
+    def test_latencies_are_reported_by_status(self) -> None:
+        results = open_loop_result(s200=(100, 7), s503=(100, 1))
 
-        assert (seen.skipped, seen.unexpected(200)) == (2, 7)
+        assert (results.latency_ms(0.99), results.latency_ms(0.99, 503), results.latency_ms(0.99, 500)) == (7, 1, 0)
 
-    def test_a_flood_of_nothing_has_no_times(self) -> None:
-        seen = flooded(s200=(0, 1))
+    def test_unsent_requests_are_skipped_and_unanswered_ones_unexpected(self) -> None:
+        results = open_loop_result(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
 
-        assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (0, 0, 0)
+        assert (results.skipped, results.unexpected(200)) == (2, 7)
+
+    def test_an_empty_load_has_no_latencies(self) -> None:
+        results = open_loop_result(s200=(0, 1))
+
+        assert (results.latency_ms(0.5), results.server_latency_ms(0.5), results.lateness_ms(0.5)) == (0, 0, 0)
 
 
 def calm(per_s: float) -> Baseline:
@@ -156,9 +159,9 @@ def calm(per_s: float) -> Baseline:
     return Baseline(best_per_s=per_s, concurrent=load, single=load, rss_mib=110)
 
 
-def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> Round:
+def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **results: Any) -> Round:
     samples = [Sample(rows, 130)] * 60 + [Sample(rows, rss_mib)] * 20
-    during = Overload(10_000, 20, flooded(**(SEEN | seen)), samples, 2.5)
+    during = Overload(10_000, 20, open_loop_result(**(SEEN | results)), samples, 2.5)
     return Round(calm(1000), during, calm(after_per_s))
 
 
@@ -166,7 +169,7 @@ def said(*rounds: Round) -> list[str]:
     return [line for line in report(rounds).splitlines() if line.endswith(("holds", "DOES NOT HOLD"))]
 
 
-def test_all_of_it_may_hold() -> None:
+def test_all_claims_may_hold() -> None:
     assert said(one_round()) == [
         "offered 10.0 times the peak: holds",
         "queue: at most 1024 rows of 1024: holds",
@@ -191,13 +194,13 @@ def test_all_of_it_may_hold() -> None:
         ({"after_per_s": 800}, "after: 80.0%"),
     ],
 )
-def test_what_does_not_hold_is_said(change: dict[str, Any], what: str) -> None:
+def test_claims_that_do_not_hold_are_reported(change: dict[str, Any], what: str) -> None:
     failed = [line for line in said(one_round(**change)) if line.endswith("DOES NOT HOLD")]
 
     assert [line.startswith(what) for line in failed] == [True]
 
 
-def test_one_round_of_a_slow_moment_is_not_the_median() -> None:
+def test_one_slow_round_does_not_change_the_median() -> None:
     slow = one_round(after_per_s=800, s200=(15_000, 900), s503=(181_000, 11))
 
     assert all(line.endswith(": holds") for line in said(one_round(), slow, one_round()))
@@ -211,20 +214,20 @@ def test_one_round_of_a_slow_moment_is_not_the_median() -> None:
         ({"rss_mib": 135}, "memory: +5.0 MiB"),
     ],
 )
-def test_what_must_never_be_is_said_of_any_round(change: dict[str, Any], what: str) -> None:
+def test_a_violation_in_any_round_is_reported(change: dict[str, Any], what: str) -> None:
     failed = [line for line in said(one_round(), one_round(**change), one_round()) if "NOT" in line]
 
     assert [line.startswith(what) for line in failed] == [True]
 
 
-def test_the_cores_in_use_are_those_until_the_queue_was_empty() -> None:
-    during = Overload(10_000, 20, flooded(**SEEN), [Sample(0, 130)] * 8, 20)
+def test_cores_in_use_are_counted_until_the_queue_was_empty() -> None:
+    during = Overload(10_000, 20, open_loop_result(**SEEN), [Sample(0, 130)] * 8, 20)
 
     # 200,000 requests of 9 and 30 us in 40 s
     assert during.cores_used == pytest.approx((0.045, 0.15))
 
 
-def test_the_deep_model_takes_any_number_of_rows() -> None:
+def test_the_deep_model_accepts_any_number_of_rows() -> None:
     session = onnxruntime.InferenceSession(models.deep().SerializeToString(), providers=["CPUExecutionProvider"])
 
     for rows in (1, 3):

@@ -10,7 +10,7 @@ import pytest
 from penstock.perf import plan
 from penstock.perf.plan import Load, Plan, PlanError, load_of
 from penstock.perf.simulator.arrivals import SHAPELESS
-from penstock.perf.simulator.measured import read_costs
+from penstock.perf.simulator.measured_run_times import read_costs
 from penstock.server import cli
 from tests.live import live_server
 
@@ -29,7 +29,7 @@ def costs(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "REQUESTS", 2000)
-    monkeypatch.setattr(plan, "LEAST_S", 0.0)
+    monkeypatch.setattr(plan, "MIN_SECONDS", 0.0)
 
 
 def made(rate: float, target_ms: float = 0.0, rows: int = 1, arrivals: str = "poisson", front_us: float = 0.0) -> Plan:
@@ -65,78 +65,78 @@ class TestCosts:
     @pytest.mark.parametrize(
         "text", ["", "3", "[]", "{}", '{"model_stats": []}', '[{"rows": 1, "mean_ns": 0}]', '{"batch_stats": []}']
     )
-    def test_what_has_no_run_times_is_refused(self, text: str) -> None:
+    def test_input_without_run_times_is_rejected(self, text: str) -> None:
         with pytest.raises(ValueError, match="no run times in the costs"):
             read_costs(text)
 
 
 class TestThePlan:
-    def test_the_knee_is_what_the_device_does_at_most(self) -> None:
+    def test_the_knee_is_the_highest_throughput_of_the_device(self) -> None:
         assert made(1000).knee_rows == 64
         assert made(1000).knee_rows_per_s == pytest.approx(64 / 4.2e-3, rel=0.01)
 
-    def test_the_curve_rises(self) -> None:
+    def test_the_curve_rises_with_load(self) -> None:
         curve = made(1000).curve()
 
         assert [each.p50_ms for each in curve] == sorted(each.p50_ms for each in curve)
         assert curve[-1].p99_ms > 2 * curve[0].p99_ms
         assert curve[-1].requests_per_s == pytest.approx(0.95 * made(1000).knee_rows_per_s, rel=0.1)
 
-    def test_more_load_never_takes_fewer_devices(self) -> None:
+    def test_more_load_never_needs_fewer_devices(self) -> None:
         needed = [made(rate, 10).devices(0.99) for rate in (1_000, 10_000, 30_000, 100_000, 300_000)]
 
         assert needed == sorted(needed)
         assert needed[0] == 1
-        assert needed[-1] >= made(300_000).least_devices
+        assert needed[-1] >= made(300_000).min_devices
 
-    def test_a_tighter_target_never_takes_fewer_devices(self) -> None:
+    def test_a_tighter_target_never_needs_fewer_devices(self) -> None:
         needed = [made(100_000, target_ms).devices(0.99) for target_ms in (40, 20, 10, 5, 3)]
 
         assert needed == sorted(needed)
         assert needed[0] < needed[-1]
 
-    def test_to_attain_more_never_takes_fewer_devices(self) -> None:
+    def test_a_higher_attainment_never_needs_fewer_devices(self) -> None:
         needed = [made(100_000, 8).devices(attain) for attain in (0.5, 0.9, 0.99, 0.999)]
 
         assert needed == sorted(needed)
 
-    def test_the_answer_holds_and_one_less_does_not(self) -> None:
+    def test_the_answer_meets_the_target_and_one_device_less_does_not(self) -> None:
         planned = made(100_000, 6)
         devices = planned.devices(0.99)
 
         assert planned.on_devices(devices).in_time >= 0.99
         assert planned.on_devices(devices - 1).in_time < 0.99
 
-    def test_a_target_below_the_shortest_run_cannot_be_had(self) -> None:
+    def test_a_target_below_the_shortest_run_is_unattainable(self) -> None:
         assert made(100_000, 0.5).devices(0.99) == 0
 
     @pytest.mark.parametrize("devices", [1, 64, 4096])
-    def test_any_number_of_devices_is_one_simulation(self, devices: int) -> None:
+    def test_any_number_of_devices_takes_one_simulation(self, devices: int) -> None:
         planned = made(7_000.0 * devices, 10)
 
         assert planned.on_devices(devices).requests_per_s == pytest.approx(7000, rel=0.1)
-        assert 0.9 * planned.least_devices < planned.devices(0.99) <= devices
+        assert 0.9 * planned.min_devices < planned.devices(0.99) <= devices
 
     def test_rows_count_and_not_requests(self) -> None:
-        assert made(1000, rows=8).least_devices == pytest.approx(8 * made(1000).least_devices)
+        assert made(1000, rows=8).min_devices == pytest.approx(8 * made(1000).min_devices)
 
-    def test_a_front_end_that_does_less_than_the_device_is_what_limits_it(self) -> None:
+    def test_a_front_end_slower_than_the_device_is_the_limit(self) -> None:
         bound = made(1000, front_us=200)
 
         assert bound.knee_rows_per_s == 5000
         assert [each.requests_per_s for each in bound.curve()][-1] == pytest.approx(0.95 * 5000, rel=0.05)
-        assert made(1000, rows=4, front_us=500).least_devices == pytest.approx(1000 * 500e-6)
+        assert made(1000, rows=4, front_us=500).min_devices == pytest.approx(1000 * 500e-6)
         assert made(1000, front_us=20).knee_rows_per_s == made(1000).knee_rows_per_s
 
-    def test_what_the_front_end_takes_is_part_of_the_latency(self) -> None:
+    def test_time_in_the_front_end_is_part_of_the_latency(self) -> None:
         without, slow = made(500).on_devices(1), made(500, front_us=1000).on_devices(1)
 
         assert slow.p50_ms >= without.p50_ms + 1
         assert made(50_000, 10, front_us=200).devices(0.99) > made(50_000, 10).devices(0.99)
 
     @pytest.mark.slow
-    def test_bursts_take_more_devices_than_poisson_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(plan, "LEAST_S", 8.0)
+    def test_bursts_need_more_devices_than_poisson_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(plan, "MIN_SECONDS", 8.0)
 
         assert made(50_000, 10, arrivals="bursty").devices(0.99) > made(50_000, 10).devices(0.99)
 
@@ -148,23 +148,23 @@ class TestATrace:
         path.write_text("\n".join(str(100 + number / 1000) for number in range(4000)), "utf-8")
         return f"trace:{path}"
 
-    def test_it_is_replayed_as_it_was(self, trace: str) -> None:
+    def test_a_trace_is_replayed_unchanged(self, trace: str) -> None:
         load = load_of(trace, 0, 1)
 
         assert load.requests_per_s == pytest.approx(1000, rel=1e-3)
         assert load.draw(1)[0].at_ns[:3].tolist() == [0, 1_000_000, 2_000_000]
 
-    def test_a_rate_speeds_it_up(self, trace: str) -> None:
+    def test_a_rate_scales_a_trace(self, trace: str) -> None:
         assert load_of(trace, 5000, 1).draw(1)[0].at_ns[:3].tolist() == [0, 200_000, 400_000]
 
-    def test_each_of_many_devices_gets_a_random_part(self, trace: str) -> None:
+    def test_each_of_many_devices_gets_a_random_part_of_a_trace(self, trace: str) -> None:
         parts = load_of(trace, 0, 1).draw(100)
 
         assert len(parts) == 50
         assert sum(map(len, parts)) == pytest.approx(2000, rel=0.1)
 
     @pytest.mark.parametrize("text", ["", "a\nb"])
-    def test_one_that_is_none_is_refused(self, tmp_path: Path, text: str) -> None:
+    def test_an_invalid_trace_is_rejected(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "trace").write_text(text, "utf-8")
 
         with pytest.raises(PlanError, match="trace"):
@@ -172,7 +172,9 @@ class TestATrace:
 
 
 class TestTheCommand:
-    def test_penstock_finds_it_by_its_entry_point(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_penstock_finds_the_command_by_its_entry_point(
+        self, costs: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         status = cli.main(["plan", "--costs", costs, "--rate", "50000", "--target-ms", "10"])
 
         assert status == 0
@@ -180,7 +182,7 @@ class TestTheCommand:
         assert "one device: at most 15,2" in printed
         assert re.search(r"^99% within 10 ms: [45] devices$", printed, re.MULTILINE)
 
-    def test_where_the_front_end_is_the_narrow_place_it_says_so(
+    def test_the_command_reports_if_the_front_end_is_the_bottleneck(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         known = [{"shapes": [[4]], "rows": rows, "runs": 9, "mean_ns": 5_000, "p95_ns": 6_000} for rows in (1, 64)]
@@ -193,13 +195,13 @@ class TestTheCommand:
 
         assert "one device: at most 10,000 rows/s, all that its front end takes in\n" in capsys.readouterr().out
 
-    def test_json_has_all_that_is_printed(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_contains_everything_that_is_printed(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--costs", costs, "--rate", "20000", "--target-ms", "10", "--json"]) == 0
 
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        assert found["target"]["devices"] == 2
-        assert found["load"]["devices"] == 2
-        assert {"p50_ms", "p99_ms", "in_time", "refused"} < found["load"]["each"].keys()
+        printed_json: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert printed_json["target"]["devices"] == 2
+        assert printed_json["load"]["devices"] == 2
+        assert {"p50_ms", "p99_ms", "in_time", "refused"} < printed_json["load"]["each"].keys()
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -210,13 +212,15 @@ class TestTheCommand:
             (["--rate", "5", "--costs", "/dev/null"], "no run times in the costs"),
         ],
     )
-    def test_a_mistake_is_named(
+    def test_an_error_is_named(
         self, costs: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert plan.main(["--costs", costs, *words]) == 2
         assert message in capsys.readouterr().err
 
-    def test_a_server_that_gives_no_costs_says_why(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_server_without_costs_is_an_error_with_a_reason(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with live_server(tmp_path) as live:
             status = plan.main(["--costs", live.url + "/v2/models/gone/stats", "--rate", "5"])
 
@@ -229,7 +233,7 @@ class TestTheCommand:
             plan.main(["--costs", costs, "--rate", "5", *words])
 
 
-def test_a_load_says_how_many_requests_come() -> None:
+def test_a_load_states_its_request_rate() -> None:
     load = load_of("poisson", 500, 4)
 
     assert isinstance(load, Load)

@@ -13,16 +13,16 @@ from penstock.perf.processes import Stat
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def test_every_figure_of_a_process_has_its_place_whatever_the_process_is_called() -> None:
+def test_every_figure_of_a_process_is_parsed_whatever_its_name() -> None:
     places = [f"{3 + number}" for number in range(30)]  # as proc(5) counts them: the state is 3
-    seen = Stat(f"77 (a) b) (c) R {' '.join(places[1:])}")
+    stats = Stat(f"77 (a) b) (c) R {' '.join(places[1:])}")
 
-    assert (seen.name, seen.state, seen.parent) == ("a) b) (c", "R", 4)
-    assert (seen.faults, seen.threads, seen.started) == (10, 20, 22)
-    assert (seen.cpu_s * TICKS, seen.children_cpu_s * TICKS) == pytest.approx((14 + 15, 16 + 17))
+    assert (stats.name, stats.state, stats.parent) == ("a) b) (c", "R", 4)
+    assert (stats.faults, stats.threads, stats.started) == (10, 20, 22)
+    assert (stats.cpu_s * TICKS, stats.children_cpu_s * TICKS) == pytest.approx((14 + 15, 16 + 17))
 
 
-def test_a_machine_is_busy_but_when_it_is_idle_or_waits_for_disks(tmp_path: Path) -> None:
+def test_a_machine_is_busy_except_when_idle_or_waiting_for_disks(tmp_path: Path) -> None:
     words = [10**place * TICKS for place in range(10)]  # user nice system idle iowait irq softirq steal
     (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, words))}\ncpu0 9 9 9 9 9 9 9 9 9 9\n", "ascii")
 
@@ -30,7 +30,7 @@ def test_a_machine_is_busy_but_when_it_is_idle_or_waits_for_disks(tmp_path: Path
     assert processes.stolen_s(tmp_path) == 10_000_000
 
 
-def test_time_is_that_of_all_threads_or_of_the_first_alone(tmp_path: Path) -> None:
+def test_cpu_time_is_that_of_all_threads_or_of_the_first_alone(tmp_path: Path) -> None:
     for thread, spent_ns in ((7, 1_000), (8, 20)):
         (tmp_path / "7" / "task" / str(thread)).mkdir(parents=True)
         (tmp_path / "7" / "task" / str(thread) / "schedstat").write_text(f"{spent_ns} 5 3\n", "ascii")
@@ -39,11 +39,11 @@ def test_time_is_that_of_all_threads_or_of_the_first_alone(tmp_path: Path) -> No
     assert processes.cpu_ns(0, tmp_path) == 0
 
 
-def test_descendants_come_after_those_they_descend_from_and_once() -> None:
+def test_descendants_follow_their_ancestors_without_duplicates() -> None:
     def child(parent: int) -> Stat:
         return Stat(f"1 (a) S {parent} 0")
 
-    seen = {5: child(1), 3: child(5), 4: child(3), 9: child(1), 1: child(0)}
+    stats = {5: child(1), 3: child(5), 4: child(3), 9: child(1), 1: child(0)}
 
-    assert processes.descended([5, 3], seen) == [5, 3, 4]
-    assert processes.descended([8], seen) == [8]
+    assert processes.descended([5, 3], stats) == [5, 3, 4]
+    assert processes.descended([8], stats) == [8]

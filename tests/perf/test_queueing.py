@@ -28,19 +28,19 @@ def stays(law: str, load: float) -> queueing.Floats:
 
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("law", LAWS)
-def test_a_long_run_stays_as_theory_says(law: str, load: float) -> None:
-    expected, found = theory(law, 1.0, load), stays(law, load)
+def test_a_long_simulation_agrees_with_theory(law: str, load: float) -> None:
+    expected, simulated = theory(law, 1.0, load), stays(law, load)
 
-    assert found.mean() == pytest.approx(expected.mean, rel=0.03)
+    assert simulated.mean() == pytest.approx(expected.mean, rel=0.03)
     for share in (0.5, 0.9, 0.99):
-        assert float(np.quantile(found, share)) == pytest.approx(expected.quantile(share), rel=0.05)
+        assert float(np.quantile(simulated, share)) == pytest.approx(expected.quantile(share), rel=0.05)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.7, 0.9])
-def test_a_constant_service_keeps_to_the_share_within_any_stay(load: float) -> None:
-    expected, found = Md1(1.0, load), stays(DETERMINISTIC, load)
+def test_the_distribution_with_constant_service_agrees_with_a_simulation(load: float) -> None:
+    expected, simulated = Md1(1.0, load), stays(DETERMINISTIC, load)
     for stay in (0.5, 1.0, 1.5, 1.99, 2.0, 3.3, 10.0):
-        assert expected.within(stay) == pytest.approx(float((found <= stay + 1e-9).mean()), abs=0.01)
+        assert expected.within(stay) == pytest.approx(float((simulated <= stay + 1e-9).mean()), abs=0.01)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.9])
@@ -53,7 +53,7 @@ def test_the_mean_is_the_area_above_the_distribution(law: str, load: float) -> N
 
 
 @given(st.sampled_from(LAWS), st.floats(0.01, 0.98), st.floats(0.01, 0.999))
-def test_so_many_stay_within_a_quantile_and_no_more(law: str, load: float, share: float) -> None:
+def test_a_quantile_is_exceeded_by_the_right_share(law: str, load: float, share: float) -> None:
     expected = theory(law, 3.0, load)
     stay = expected.quantile(share)
 
@@ -63,14 +63,14 @@ def test_so_many_stay_within_a_quantile_and_no_more(law: str, load: float, share
 
 
 @given(st.sampled_from(LAWS), st.floats(0.01, 0.98), st.floats(0, 100), st.floats(0, 100))
-def test_a_longer_stay_is_never_less_likely(law: str, load: float, one: float, other: float) -> None:
+def test_the_distribution_is_monotonic(law: str, load: float, one: float, other: float) -> None:
     expected = theory(law, 1.0, load)
     shares = [expected.within(stay) for stay in sorted((one, other))]
 
     assert 0 <= shares[0] <= shares[1] + 1e-12 <= 1 + 1e-9
 
 
-def test_nobody_is_there_when_nothing_comes_to_do() -> None:
+def test_an_unloaded_queue_is_empty() -> None:
     present = Md1(1.0, 0.7).present(400)
 
     assert present[0] == pytest.approx(0.3)
@@ -79,19 +79,21 @@ def test_nobody_is_there_when_nothing_comes_to_do() -> None:
     assert present @ np.arange(400) == pytest.approx(0.7 * Md1(1.0, 0.7).mean)  # Little (1961)
 
 
-def test_the_tail_keeps_its_digits_where_alternating_sums_lose_theirs() -> None:
+def test_the_tail_stays_accurate_where_alternating_sums_cancel() -> None:
     far = [1 - Md1(1.0, 0.9).within(stay) for stay in (50.0, 60.0, 70.0)]
 
     assert far[1] / far[0] == pytest.approx(far[2] / far[1], rel=1e-3)  # it falls as an exponential
 
 
-def test_half_of_a_half_loaded_constant_service_waits_for_nobody() -> None:
+def test_half_of_the_requests_at_half_load_do_not_wait() -> None:
     assert Md1(8.0, 0.5).quantile(0.5) == 8.0
     assert Mm1(8.0, 0.5).quantile(0.5) == pytest.approx(16 * math.log(2))
 
 
 @given(TIMES)
-def test_a_request_leaves_its_service_after_it_came_or_the_one_before_it_left(times: list[tuple[int, int]]) -> None:
+def test_a_request_departs_one_service_after_its_arrival_or_the_previous_departure(
+    times: list[tuple[int, int]],
+) -> None:
     arrivals = np.array(sorted(at for at, _ in times), np.int64)
     services = np.array([service for _, service in times], np.int64)
     left = 0
@@ -101,22 +103,24 @@ def test_a_request_leaves_its_service_after_it_came_or_the_one_before_it_left(ti
 
 
 @given(TIMES)
-def test_the_line_tells_one_at_a_time_what_the_replay_tells_of_all(times: list[tuple[int, int]]) -> None:
+def test_departures_one_by_one_equal_those_computed_together(times: list[tuple[int, int]]) -> None:
     arrivals = np.array(sorted(at for at, _ in times), np.int64)
     services = np.array([service for _, service in times], np.int64)
     line = Line()
-    told = [line.departure(at, service) for at, service in zip(arrivals.tolist(), services.tolist(), strict=True)]
+    departures_one_by_one = [
+        line.departure(at, service) for at, service in zip(arrivals.tolist(), services.tolist(), strict=True)
+    ]
 
-    assert told == departures(arrivals, services).tolist()
+    assert departures_one_by_one == departures(arrivals, services).tolist()
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_more_services_begin_with_the_same(law: str) -> None:
+def test_a_longer_draw_begins_with_the_same_service_times(law: str) -> None:
     few, many = services_ns(law, 1000, 5, seed=3), services_ns(law, 1000, 5000, seed=3)
 
     assert many[:5].tolist() == few.tolist()
     assert float(many.mean()) == pytest.approx(1000, rel=0.05)
 
 
-def test_exponential_services_differ_by_their_seed() -> None:
+def test_exponential_service_times_depend_on_the_seed() -> None:
     assert services_ns(EXPONENTIAL, 10**6, 5, seed=1).tolist() != services_ns(EXPONENTIAL, 10**6, 5, seed=2).tolist()

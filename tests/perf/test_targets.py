@@ -8,49 +8,51 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.perf.flood import BROKEN, RECORD, SKIPPED
-from penstock.perf.load import FloodResult
-from penstock.perf.policies import Figures
-from penstock.perf.targets import Aim, Hit, Report, hit, median
-from penstock.perf.variants import Run
+from penstock.perf.model_variants import Run
+from penstock.perf.open_loop import OpenLoopResult
+from penstock.perf.open_loop_sender import BROKEN, RECORD, SKIPPED
+from penstock.perf.static_policies import Figures
+from penstock.perf.targets import Report, TargetCase, TargetFigures, compare_with_target, median
 
-AIM = Aim("deep", 50, 400)
-CALM = Hit(
+AIM = TargetCase("deep", 50, 400)
+CALM_LOAD = TargetFigures(
     offered_per_s=320, in_time_per_s=319, late=1, refused_per_s=0, unexpected=0, p50_ms=20, p99_ms=45,
     refused_p99_ms=0, cpu_us=2500, load_cpu_us=100, late_p99_ms=0.5, others=0.1,
 )  # fmt: skip
-OVER = replace(CALM, offered_per_s=800, in_time_per_s=390, refused_per_s=405, p99_ms=49, refused_p99_ms=1)
+OVER = replace(CALM_LOAD, offered_per_s=800, in_time_per_s=390, refused_per_s=405, p99_ms=49, refused_p99_ms=1)
 
 
-def held(seconds: float, *answers: tuple[int, float]) -> Hit:
+def held(seconds: float, *answers: tuple[int, float]) -> TargetFigures:
     records = np.zeros(len(answers), RECORD)
     records["status"] = [status for status, _ in answers]
     records["took_ns"] = [ms * 1e6 for _, ms in answers]
-    return hit(Run(Figures(0, 0, 0, 0), FloodResult(records, 1, 2500, 100), 0.1), seconds, AIM.target_ms)
+    return compare_with_target(
+        Run(Figures(0, 0, 0, 0), OpenLoopResult(records, 1, 2500, 100), 0.1), seconds, AIM.target_ms
+    )
 
 
 class TestHit:
-    def test_in_time_is_who_was_answered_within_the_target_of_all_that_came(self) -> None:
-        found = held(2, (200, 49), (200, 51), (503, 1), (200, 50))
+    def test_the_share_in_time_is_relative_to_all_requests(self) -> None:
+        figures = held(2, (200, 49), (200, 51), (503, 1), (200, 50))
 
-        assert (found.in_time_per_s, found.late, found.share_in_time) == (1, 1, 0.5)
-        assert (found.refused_per_s, found.refused_p99_ms) == (0.5, 1)
+        assert (figures.in_time_per_s, figures.late, figures.share_in_time) == (1, 1, 0.5)
+        assert (figures.refused_per_s, figures.refused_p99_ms) == (0.5, 1)
 
-    def test_what_was_neither_served_nor_refused_is_unexpected(self) -> None:
+    def test_requests_neither_served_nor_rejected_are_unexpected(self) -> None:
         assert held(1, (200, 1), (500, 1), (BROKEN, 0), (SKIPPED, 0)).unexpected == 3
 
-    def test_rounds_are_summed_up_by_their_medians(self) -> None:
-        found = median([replace(CALM, p99_ms=each) for each in (3, 1, 2)])
+    def test_rounds_are_summarized_by_their_medians(self) -> None:
+        figures = median([replace(CALM_LOAD, p99_ms=each) for each in (3, 1, 2)])
 
-        assert found == replace(CALM, p99_ms=2)
+        assert figures == replace(CALM_LOAD, p99_ms=2)
 
 
 def said(calm: dict[str, Any], over: dict[str, Any]) -> list[str]:
-    lines = Report(AIM, 400, replace(CALM, **calm), replace(OVER, **over)).lines()
+    lines = Report(AIM, 400, replace(CALM_LOAD, **calm), replace(OVER, **over)).lines()
     return [line for line in lines if "hold" in line.lower()]
 
 
-def test_all_of_it_may_hold() -> None:
+def test_all_claims_may_hold() -> None:
     assert said({}, {}) == [
         "deep: in time at 80%: 99.69%: holds",
         "deep: goodput at 200%: 97.5% of the peak: holds",
@@ -71,7 +73,7 @@ def test_all_of_it_may_hold() -> None:
         ({"unexpected": 1}, {}, "deep: neither 200 nor 503: 1"),
     ],
 )
-def test_what_does_not_hold_is_said(calm: dict[str, Any], over: dict[str, Any], what: str) -> None:
+def test_claims_that_do_not_hold_are_reported(calm: dict[str, Any], over: dict[str, Any], what: str) -> None:
     failed = [line for line in said(calm, over) if line.endswith("DOES NOT HOLD")]
 
     assert [line.startswith(what) for line in failed] == [True]

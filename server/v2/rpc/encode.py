@@ -207,8 +207,8 @@ def encode_outputs(encoder: RpcEncoder, plan: PerOutputPlan | None, request: Inf
     outputs: Any = request.outputs or []
     if plan is not None and plan.all_shared and type(outputs) is not CustomOutputs:
         return encoder.store_and_encode(request, plan, id_and_mark)
-    id_and_mark += encode_parameters(getattr(outputs, "parameters", None))
-    return encoder.encode_finished(finish_all(request.model, request.output_positions, plan, outputs), id_and_mark)
+    finished = finish_all(request.model, request.output_positions, plan, outputs)
+    return encoder.encode_finished(finished, id_and_mark + encode_parameters(getattr(outputs, "parameters", None)))
 
 
 def stream_answer(answer: Body) -> Body:

@@ -8,37 +8,37 @@ from collections.abc import Callable, Iterator
 from penstock.perf.generator.carriers import Slot
 from penstock.perf.generator.orders import Part
 from penstock.perf.generator.pacing import LoadContext
+from penstock.perf.generator.reconnecting import Reconnector
 from penstock.perf.generator.recording import Recorder
-from penstock.perf.generator.reopening import Reconnector
 
 
 class Wire:
-    """One connection. `under_way`: the requests without an answer, oldest first."""
+    """One connection. `in_flight`: the requests without an answer, oldest first."""
 
-    def __init__(self, number: int, lost: Callable[[str], None], sent: list[tuple[int, bytes]]) -> None:
+    def __init__(self, number: int, on_lost: Callable[[str], None], sent: list[tuple[int, bytes]]) -> None:
         self.number = number
-        self.lost = lost
+        self.on_lost = on_lost
         self.closed = False
-        self.under_way: list[Slot] = []
+        self.in_flight: list[Slot] = []
         self._sent = sent
 
     def send(self, request: bytes, slot: Slot) -> None:
         self._sent.append((self.number, request))
-        self.under_way.append(slot)
+        self.in_flight.append(slot)
 
     def close(self) -> None:
         self.closed = True
 
     def answer(self, now_ns: int = 0, error: str = "") -> None:
         """Answer the oldest request."""
-        self.under_way.pop(0).answered(now_ns, error)
+        self.in_flight.pop(0).on_answer(now_ns, error)
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """End by itself."""
-        self.lost(why)
-        slots, self.under_way = self.under_way, []
+        self.on_lost(reason)
+        slots, self.in_flight = self.in_flight, []
         for slot in slots:
-            slot.lost(0, why)
+            slot.on_lost(0, reason)
 
 
 class Wires:
@@ -50,10 +50,10 @@ class Wires:
         self.opened: list[Wire] = []
         self.refusing = False
 
-    async def open(self, lost: Callable[[str], None]) -> Wire:
+    async def open(self, on_lost: Callable[[str], None]) -> Wire:
         if self.refusing:
             raise ConnectionRefusedError("nobody listens")
-        self.opened.append(Wire(len(self.opened), lost, self.sent))
+        self.opened.append(Wire(len(self.opened), on_lost, self.sent))
         return self.opened[-1]
 
     @property
@@ -93,7 +93,7 @@ class Numbered:
         return b"%d.end" % slot if self._sequences else None
 
 
-def means(
+def context(
     wires: Wires,
     payloads: Numbered | None = None,
     part: Part = Part(),  # noqa: B008

@@ -13,7 +13,7 @@ from hpack import Decoder, Encoder
 from penstock.perf.generator.grpc import Channel, GrpcOpener
 from penstock.perf.generator.grpc_status import head_of
 from penstock.perf.generator.http2 import Http2Client
-from penstock.perf.generator.http2_opening import Openings
+from penstock.perf.generator.http2_request_headers import Openings
 from penstock.perf.generator.http2_sending import Owner
 from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.server.http2 import frames
@@ -79,13 +79,13 @@ class Peer:
     def sent(self) -> list[Frame]:
         """Give the frames that the client sent since this was last asked."""
         self.client.flush()
-        found, written = [], self.transport.written
+        sent_frames, written = [], self.transport.written
         while self._read < len(written):
             word, flags, stream = frames.FRAME_HEADER.unpack_from(written, self._read)
             start = self._read + frames.FRAME_HEADER_BYTES
             self._read = start + (word >> 8)
-            found.append(Frame(word & 0xFF, flags, stream, bytes(written[start : self._read])))
-        return found
+            sent_frames.append(Frame(word & 0xFF, flags, stream, bytes(written[start : self._read])))
+        return sent_frames
 
     def kinds(self) -> list[tuple[int, int]]:
         return [(frame.kind, frame.stream) for frame in self.sent()]
@@ -95,11 +95,11 @@ class Peer:
 
     def requests(self) -> dict[int, bytes]:
         """Give the payload of every stream, of what was sent since this was last asked."""
-        found: dict[int, bytes] = {}
+        bodies: dict[int, bytes] = {}
         for frame in self.sent():
             if frame.kind == frames.DATA:
-                found[frame.stream] = found.get(frame.stream, b"") + frame.payload
-        return found
+                bodies[frame.stream] = bodies.get(frame.stream, b"") + frame.payload
+        return bodies
 
     # -- what a server sends -----------------------------------------------------------------------------------
 
@@ -136,18 +136,18 @@ class FakeSlot:
     again: int = 0
     send: Callable[[FakeSlot], None] = lambda slot: None
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
         self.parts.append((len(earlier_ns), count))
 
-    def answered(self, now_ns: int, error: str) -> None:
+    def on_answer(self, now_ns: int, error: str) -> None:
         self.ends.append(error)
         self.times.append(now_ns)
         if self.again:
             self.again -= 1
             self.send(self)
 
-    def lost(self, now_ns: int, why: str) -> None:
-        self.losses.append(why)
+    def on_lost(self, now_ns: int, reason: str) -> None:
+        self.losses.append(reason)
 
 
 class Server:
@@ -160,7 +160,7 @@ class Server:
         self._settings = settings
         self.peers: list[Peer] = []
         self.down = False
-        self.lost: list[str] = []
+        self.on_lost: list[str] = []
 
     async def connect(self, owner: Owner) -> Http2Client:
         await asyncio.sleep(0)
@@ -170,7 +170,7 @@ class Server:
         return self.peers[-1].client
 
     async def open(self) -> Channel:
-        channel = await self.opener.open(self.lost.append)
+        channel = await self.opener.open(self.on_lost.append)
         assert isinstance(channel, Channel)
         return channel
 

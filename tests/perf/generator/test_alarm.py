@@ -16,12 +16,12 @@ KINDS: list[Any] = [LoopTimer, KernelTimer, EarlyTimer]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def made(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], Any]:
+def make_alarm(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], Any]:
     kind: Any = request.param
     return lambda ring: kind(asyncio.get_running_loop(), ring)
 
 
-def test_an_alarm_rings_when_it_is_due_and_not_before(made: Callable[[Callable[[], None]], Any]) -> None:
+def test_an_alarm_rings_when_due_and_not_before(make_alarm: Callable[[Callable[[], None]], Any]) -> None:
     async def case() -> list[int]:
         rung: list[int] = []
         done = asyncio.Event()
@@ -35,7 +35,7 @@ def test_an_alarm_rings_when_it_is_due_and_not_before(made: Callable[[Callable[[
             alarm.disarm()
             done.set()
 
-        alarm = made(ring)
+        alarm = make_alarm(ring)
         alarm.set(time.monotonic_ns() + 3_600_000_000_000)
         at_ns = time.monotonic_ns() + 2_000_000
         alarm.set(at_ns)
@@ -48,7 +48,7 @@ def test_an_alarm_rings_when_it_is_due_and_not_before(made: Callable[[Callable[[
     assert rung_ns >= at_ns
 
 
-def test_an_alarm_for_what_has_passed_rings_at_once(made: Callable[[Callable[[], None]], Any]) -> None:
+def test_an_alarm_set_in_the_past_rings_at_once(make_alarm: Callable[[Callable[[], None]], Any]) -> None:
     async def case() -> None:
         done = asyncio.Event()
 
@@ -56,7 +56,7 @@ def test_an_alarm_for_what_has_passed_rings_at_once(made: Callable[[Callable[[],
             alarm.disarm()
             done.set()
 
-        alarm = made(ring)
+        alarm = make_alarm(ring)
         alarm.set(-5)
         await done.wait()
         alarm.close()
@@ -65,10 +65,10 @@ def test_an_alarm_for_what_has_passed_rings_at_once(made: Callable[[Callable[[],
     uvloop.run(case())
 
 
-def test_a_silenced_alarm_does_not_ring(made: Callable[[Callable[[], None]], Any]) -> None:
+def test_a_silenced_alarm_does_not_ring(make_alarm: Callable[[Callable[[], None]], Any]) -> None:
     async def case() -> list[str]:
         rung: list[str] = []
-        alarm = made(lambda: rung.append("rung"))
+        alarm = make_alarm(lambda: rung.append("rung"))
         alarm.set(time.monotonic_ns())
         alarm.disarm()
         for _ in range(20):
@@ -80,7 +80,7 @@ def test_a_silenced_alarm_does_not_ring(made: Callable[[Callable[[], None]], Any
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timer files are Linux's")
-def test_a_ring_for_a_time_that_was_taken_back_is_none() -> None:
+def test_a_wake_up_for_a_revoked_time_does_not_ring() -> None:
     async def case() -> list[str]:
         rung: list[str] = []
         alarm = EarlyTimer(asyncio.get_running_loop(), lambda: rung.append("rung"))

@@ -53,8 +53,8 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def running(port: int) -> Iterator[Fleet]:
-    with fleet(Target("127.0.0.1", port), Repeated((REQUEST,)), 2) as made:
-        yield made
+    with fleet(Target("127.0.0.1", port), Repeated((REQUEST,)), 2) as started:
+        yield started
 
 
 def counted(running: Fleet, load: Load) -> Window:
@@ -75,16 +75,16 @@ def counted(running: Fleet, load: Load) -> Window:
         Load(concurrency=1, requests=COUNT),
     ],
 )
-def test_processes_share_a_load_of_any_kind_and_one_follows_the_other(running: Fleet, load: Load) -> None:
+def test_processes_share_loads_of_any_kind_one_after_another(running: Fleet, load: Load) -> None:
     window = counted(running, load)
 
-    assert (len(window.ends_ns), window.errors, window.lost, window.in_flight) == (COUNT, {}, "", 0)
+    assert (len(window.ends_ns), window.errors, window.failure, window.in_flight) == (COUNT, {}, "", 0)
     assert len(window.late_ns) == (COUNT if load.open else 0)
     assert (window.latencies_ns > 0).all()
     assert window.cpu_s > 0
 
 
-def test_processes_begin_a_schedule_at_one_common_moment(running: Fleet) -> None:
+def test_processes_start_a_schedule_at_the_same_moment(running: Fleet) -> None:
     window = counted(running, Load(rate_per_s=2e4, requests=COUNT))
 
     gaps = np.diff(np.sort(window.starts_ns))
@@ -92,20 +92,20 @@ def test_processes_begin_a_schedule_at_one_common_moment(running: Fleet) -> None
     assert gaps.tolist() == [50_000] * (COUNT - 1)
 
 
-def test_what_was_taken_is_not_counted_again(running: Fleet) -> None:
+def test_results_are_returned_only_once(running: Fleet) -> None:
     counted(running, Load(concurrency=1, requests=COUNT))
 
     assert (running.count(), len(running.take().ends_ns)) == (0, 0)
 
 
-def test_a_load_that_makes_no_sense_is_said_and_the_next_one_runs(running: Fleet) -> None:
+def test_an_invalid_load_is_an_error_and_the_next_load_runs(running: Fleet) -> None:
     with pytest.raises(ConnectionError, match="rate above 0"):
         running.start_load(Load(rate_per_s=-1))
 
     assert len(counted(running, Load(concurrency=1, requests=COUNT)).ends_ns) == COUNT
 
 
-def test_a_ctrl_c_while_an_order_is_under_way_does_not_harm_the_next(
+def test_a_ctrl_c_during_an_order_does_not_affect_the_next_order(
     running: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pressed(_: Any) -> Any:
@@ -128,7 +128,7 @@ def heard() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_ctrl_c_at_the_pipe_waits_until_the_message_is_through() -> None:
+def test_a_ctrl_c_during_a_message_is_deferred_until_it_is_sent() -> None:
     through = []
 
     def message() -> None:
@@ -143,7 +143,7 @@ def test_a_ctrl_c_at_the_pipe_waits_until_the_message_is_through() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_ctrl_c_at_the_terminal_is_not_for_the_processes(running: Fleet) -> None:
+def test_a_ctrl_c_at_the_terminal_does_not_reach_the_processes(running: Fleet) -> None:
     for child in running._children:
         assert os.getpgid(child.process.pid) != os.getpgid(0)
         child.process.send_signal(signal.SIGINT)
@@ -153,12 +153,12 @@ def test_a_ctrl_c_at_the_terminal_is_not_for_the_processes(running: Fleet) -> No
 
 def quiet() -> tuple[Fleet, list[Any]]:
     """Give a fleet of one process that is not there, and the ends it would have."""
-    orders, its_orders = multiprocessing.Pipe()
-    news, its_news = multiprocessing.Pipe(duplex=False)
-    return Fleet([_Child(orders, news, None)]), [orders, its_orders, news, its_news]  # type: ignore[arg-type]
+    orders, child_orders = multiprocessing.Pipe()
+    failures, child_failures = multiprocessing.Pipe(duplex=False)
+    return Fleet([_Child(orders, failures, None)]), [orders, child_orders, failures, child_failures]  # type: ignore[arg-type]
 
 
-def test_waiting_ends_at_once_when_a_process_says_that_the_server_is_dead() -> None:
+def test_waiting_ends_as_soon_as_a_process_reports_a_dead_server() -> None:
     watching, pipes = quiet()
     pipes[3].send("the server is gone")
 
@@ -168,7 +168,7 @@ def test_waiting_ends_at_once_when_a_process_says_that_the_server_is_dead() -> N
         pipe.close()
 
 
-def test_waiting_ends_in_its_time_when_nothing_happens() -> None:
+def test_waiting_ends_on_time_if_nothing_happens() -> None:
     watching, pipes = quiet()
 
     assert not watching.wait(0)
@@ -176,7 +176,7 @@ def test_waiting_ends_in_its_time_when_nothing_happens() -> None:
         pipe.close()
 
 
-def test_a_process_that_dies_is_an_error_and_no_wait() -> None:
+def test_the_death_of_a_process_is_an_error_and_does_not_block() -> None:
     watching, pipes = quiet()
     pipes[1].close()
     pipes[3].close()
@@ -188,7 +188,7 @@ def test_a_process_that_dies_is_an_error_and_no_wait() -> None:
     pipes[2].close()
 
 
-def test_an_order_that_fails_inside_is_an_error_with_its_words() -> None:
+def test_an_order_that_fails_raises_the_text_of_its_error() -> None:
     watching, pipes = quiet()
     pipes[1].send((1, False, (False, "out of luck")))
 
@@ -198,22 +198,22 @@ def test_an_order_that_fails_inside_is_an_error_with_its_words() -> None:
         pipe.close()
 
 
-def test_the_process_tells_the_fleet_when_the_server_is_dead() -> None:
+def test_a_process_reports_a_dead_server_to_the_fleet() -> None:
     watching, pipes = quiet()
-    told = threading.Thread(target=_gives_up, args=(pipes[1], pipes[3]))
-    told.start()
+    reporter = threading.Thread(target=_gives_up, args=(pipes[1], pipes[3]))
+    reporter.start()
 
     assert watching.wait(3600)
-    told.join()
+    reporter.join()
     for pipe in pipes:
         pipe.close()
 
 
-def _gives_up(orders: Any, news: Any) -> None:
+def _gives_up(orders: Any, failures: Any) -> None:
     import uvloop
 
     async def one() -> None:
-        child = process._Process(orders, news, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
+        child = process._Process(orders, failures, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
         child._recorder.abort("gone")
         child._writer.shutdown()
 
@@ -234,7 +234,7 @@ with fleet(Target("127.0.0.1", int(sys.argv[1])), Repeated((sys.argv[2].encode()
 
 
 @pytest.mark.slow
-def test_the_processes_end_with_their_parent_however_it_ends(port: int) -> None:
+def test_processes_end_with_their_parent_however_it_ends(port: int) -> None:
     words = [sys.executable, "-c", PARENT, str(port), REQUEST.decode()]
     parent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with parent:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.perf.generator.grpc import Compressed, GrpcOpener
-from penstock.perf.generator.http2_opening import Openings
+from penstock.perf.generator.http2_request_headers import Openings
 from penstock.perf.generator.orders import GrpcCall, Target, Tls
 from penstock.server.http2 import frames
 from tests.perf.generator.grpc_peer import END, METHOD, FakeSlot, Peer, Server, counted, message, run, turns
@@ -21,7 +21,7 @@ def reset(code: int) -> Callable[[Peer], bytes]:
     return lambda peer: frames.frame(frames.RST_STREAM, 0, 1, code.to_bytes(4, "big"))
 
 
-def test_a_request_is_a_header_block_and_a_frame_and_from_the_second_on_the_block_is_a_few_bytes() -> None:
+def test_only_the_first_request_on_a_connection_has_a_full_header_block() -> None:
     async def scenario() -> None:
         server = Server(GrpcCall(METHOD, metadata=(("X-Team", "blue"),)))
         channel = await server.open()
@@ -48,7 +48,7 @@ def test_a_request_is_a_header_block_and_a_frame_and_from_the_second_on_the_bloc
 
 @pytest.mark.parametrize("metadata", [(), (("x", "y" * 5000),), tuple((f"x-{n}", "y" * 200) for n in range(20))])
 @pytest.mark.parametrize("settings", [{}, {"header_table_size": 0}, {"header_table_size": 100}])
-def test_the_server_reads_the_same_fields_whatever_its_table_holds(
+def test_the_server_decodes_the_same_fields_whatever_its_table_size(
     metadata: tuple[tuple[str, str], ...], settings: dict[str, int]
 ) -> None:
     async def scenario() -> None:
@@ -70,12 +70,12 @@ def test_the_server_reads_the_same_fields_whatever_its_table_holds(
     run(scenario)
 
 
-def test_fields_that_fit_in_no_frame_are_refused() -> None:
+def test_header_fields_too_large_for_a_frame_are_rejected() -> None:
     with pytest.raises(ValueError, match="header fields of"):
         Openings([(b"x", b"y" * 20_000)])
 
 
-def test_an_answer_ends_its_request_and_all_of_one_read_are_told_together_and_written_at_once() -> None:
+def test_answers_of_one_read_are_delivered_and_written_together() -> None:
     async def scenario() -> None:
         server = Server()
         channel = await server.open()
@@ -92,12 +92,12 @@ def test_an_answer_ends_its_request_and_all_of_one_read_are_told_together_and_wr
         assert peer.requests() == {7: REQUEST, 9: REQUEST, 11: REQUEST}
         assert [slot.ends for slot in slots] == [[""]] * 3
         assert len({slot.times[0] for slot in slots}) == 1
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
 
-def test_all_that_is_sent_in_one_loop_turn_leaves_in_one_write() -> None:
+def test_everything_sent_in_one_loop_turn_leaves_in_one_write() -> None:
     async def scenario() -> None:
         server = Server()
         channel = await server.open()
@@ -126,7 +126,7 @@ def test_all_that_is_sent_in_one_loop_turn_leaves_in_one_write() -> None:
         ({"__status": "200"}, "UNKNOWN: the answer has no status"),
     ],
 )
-def test_a_trailers_only_answer_says_what_went_wrong(fields: dict[str, str], error: str) -> None:
+def test_a_trailers_only_answer_reports_its_error(fields: dict[str, str], error: str) -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
@@ -156,7 +156,7 @@ def test_a_trailers_only_answer_says_what_went_wrong(fields: dict[str, str], err
         (lambda peer: peer.begun(1) + peer.said(1) + peer.ended(1, "13"), "INTERNAL"),
     ],
 )  # fmt: skip
-def test_however_the_server_ends_a_request_its_slot_is_told_once(answer: object, error: str) -> None:
+def test_a_slot_is_notified_once_however_the_server_ends_its_request(answer: object, error: str) -> None:
     async def scenario() -> None:
         server, slot, other = Server(), FakeSlot(), FakeSlot()
         channel = await server.open()
@@ -167,7 +167,7 @@ def test_however_the_server_ends_a_request_its_slot_is_told_once(answer: object,
 
         assert slot.ends == [error]
         assert other.ends == [""]
-        assert not server.lost
+        assert not server.on_lost
         assert not server.peer.client.streams
 
     run(scenario)
@@ -200,7 +200,7 @@ def _session(peer: Peer) -> bytes:
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 400), max_size=30))
-def test_it_is_the_same_however_the_bytes_are_cut(sizes: list[int]) -> None:
+def test_answers_are_the_same_wherever_the_bytes_are_split(sizes: list[int]) -> None:
     async def scenario() -> None:
         server = Server()
         channel = await server.open()
@@ -220,14 +220,14 @@ def test_it_is_the_same_however_the_bytes_are_cut(sizes: list[int]) -> None:
         ]  # fmt: skip
         assert [(frame.kind, frame.flags) for frame in peer.sent()] == [(frames.PING, 1), (frames.SETTINGS, 1)]
         assert peer.client.peer_frame == 1 << 15
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
 
 @settings(max_examples=50)
 @given(st.binary(max_size=200))
-def test_whatever_a_broken_server_sends_every_slot_is_told_once(garbage: bytes) -> None:
+def test_a_slot_is_notified_once_whatever_a_broken_server_sends(garbage: bytes) -> None:
     async def scenario() -> None:
         server = Server()
         channel = await server.open()
@@ -263,7 +263,7 @@ def test_requests_are_compressed_once_and_only_if_that_makes_them_smaller(coding
     assert encode(small) is small
 
 
-def test_what_is_remembered_of_compression_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_compressed_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.perf.generator.grpc._CACHED_BYTES", 5000)
     encode = Compressed(b"gzip")
     for number in range(100):
@@ -272,7 +272,7 @@ def test_what_is_remembered_of_compression_is_bounded(monkeypatch: pytest.Monkey
     assert len(encode._known) <= 5
 
 
-def test_compression_is_said_in_the_headers() -> None:
+def test_compression_is_declared_in_the_headers() -> None:
     async def scenario() -> None:
         server = Server(GrpcCall(METHOD, compression="gzip"))
         channel = await server.open()
@@ -285,16 +285,16 @@ def test_compression_is_said_in_the_headers() -> None:
     run(scenario)
 
 
-def test_a_file_of_tls_that_is_missing_is_an_error_of_opening() -> None:
+def test_a_missing_tls_file_is_an_error_on_opening() -> None:
     async def scenario() -> None:
         opener = GrpcOpener(Target("h", 1, tls=Tls(roots="/nowhere/roots.pem"), grpc=GrpcCall(METHOD)))
         with pytest.raises(OSError, match="No such file"):
-            await opener.open(lambda why: None)
+            await opener.open(lambda reason: None)
 
     run(scenario)
 
 
-def test_closing_tells_nobody() -> None:
+def test_closing_notifies_no_slot() -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
@@ -303,7 +303,7 @@ def test_closing_tells_nobody() -> None:
         await turns()
 
         assert server.peer.transport.closed
-        assert not server.lost
+        assert not server.on_lost
         assert counted([slot]) == {}
         assert not slot.losses
 

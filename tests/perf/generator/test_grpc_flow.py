@@ -17,7 +17,7 @@ from tests.perf.generator.grpc_peer import END, METHOD, FakeSlot, Server, messag
 REQUEST = message(b"please")
 
 
-def test_a_large_request_goes_in_frames_as_both_windows_let_it() -> None:
+def test_a_large_request_is_sent_in_frames_as_both_windows_allow() -> None:
     async def scenario() -> None:
         server = Server(initial_window_size=20_000)
         channel = await server.open()
@@ -42,7 +42,7 @@ def test_a_large_request_goes_in_frames_as_both_windows_let_it() -> None:
     run(scenario)
 
 
-def test_the_connections_window_holds_all_streams_back() -> None:
+def test_the_connection_window_holds_back_all_streams() -> None:
     async def scenario() -> None:
         server = Server(initial_window_size=1 << 20, max_frame_size=1 << 20)
         channel = await server.open()
@@ -59,7 +59,7 @@ def test_the_connections_window_holds_all_streams_back() -> None:
     run(scenario)
 
 
-def test_a_large_request_is_sent_whole_before_the_next_one_is_begun() -> None:
+def test_a_large_request_is_sent_whole_before_the_next_begins() -> None:
     async def scenario() -> None:
         server = Server(initial_window_size=1 << 20, max_frame_size=1 << 20)
         channel = await server.open()
@@ -77,7 +77,7 @@ def test_a_large_request_is_sent_whole_before_the_next_one_is_begun() -> None:
     run(scenario)
 
 
-def test_a_transport_that_is_full_holds_back_until_it_is_not() -> None:
+def test_a_full_transport_pauses_sending_until_it_drains() -> None:
     async def scenario() -> None:
         server = Server(initial_window_size=1 << 30)
         channel = await server.open()
@@ -101,7 +101,7 @@ def test_a_transport_that_is_full_holds_back_until_it_is_not() -> None:
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 30_000)), max_size=30),
     st.integers(0, 70_000),
 )
-def test_windows_are_never_overrun_and_everything_arrives(
+def test_windows_are_never_exceeded_and_everything_arrives(
     sizes: list[int], updates: list[tuple[int, int]], window: int
 ) -> None:
     async def scenario() -> None:
@@ -139,7 +139,7 @@ def test_windows_are_never_overrun_and_everything_arrives(
     run(scenario)
 
 
-def test_what_is_received_is_given_back_before_the_windows_are_used_up() -> None:
+def test_receive_windows_are_refilled_before_they_are_used_up() -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
@@ -158,7 +158,7 @@ def test_what_is_received_is_given_back_before_the_windows_are_used_up() -> None
     run(scenario)
 
 
-def test_no_more_requests_are_under_way_than_the_server_takes() -> None:
+def test_no_more_requests_are_in_flight_than_the_server_allows() -> None:
     async def scenario() -> None:
         server = Server(max_concurrent_streams=2)
         channel = await server.open()
@@ -179,7 +179,7 @@ def test_no_more_requests_are_under_way_than_the_server_takes() -> None:
     run(scenario)
 
 
-def test_an_answer_before_the_request_is_whole_stops_the_rest_of_it() -> None:
+def test_an_early_answer_stops_the_rest_of_its_request() -> None:
     async def scenario() -> None:
         server, slot = Server(initial_window_size=100), FakeSlot()
         channel = await server.open()
@@ -195,7 +195,7 @@ def test_an_answer_before_the_request_is_whole_stops_the_rest_of_it() -> None:
     run(scenario)
 
 
-def test_goaway_moves_what_was_not_begun_to_a_new_connection_and_waits_for_the_rest() -> None:
+def test_goaway_moves_requests_not_begun_to_a_new_connection() -> None:
     async def scenario() -> None:
         server = Server()
         channel = await server.open()
@@ -216,18 +216,18 @@ def test_goaway_moves_what_was_not_begun_to_a_new_connection_and_waits_for_the_r
 
         assert [slot.ends for slot in slots] == [[""]] * 3
         assert len(server.peers) == 2
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
 
-def test_a_connection_that_was_idle_is_made_anew_when_it_is_wanted() -> None:
+def test_an_idle_connection_that_ended_is_reopened_when_needed() -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
         server.peer.transport.close()
         await turns()
-        assert not server.lost
+        assert not server.on_lost
         channel.send(REQUEST, slot)
         await turns()
         server.peer.feed(server.peer.answer(1))
@@ -237,24 +237,24 @@ def test_a_connection_that_was_idle_is_made_anew_when_it_is_wanted() -> None:
     run(scenario)
 
 
-def test_a_server_that_dies_is_told_first_to_the_pacing_and_then_to_each_slot() -> None:
+def test_a_lost_connection_is_reported_first_to_the_pacing_and_then_to_each_slot() -> None:
     async def scenario() -> None:
-        server, told = Server(), []
-        channel = await server.opener.open(lambda why: told.append(f"channel: {why}"))
+        server, events = Server(), []
+        channel = await server.opener.open(lambda reason: events.append(f"channel: {reason}"))
         slots = [FakeSlot(), FakeSlot()]
         for slot in slots:
-            slot.lost = lambda now_ns, why: told.append(f"slot: {why}")  # type: ignore[method-assign]
+            slot.on_lost = lambda now_ns, reason: events.append(f"slot: {reason}")  # type: ignore[method-assign]
             channel.send(REQUEST, slot)
         server.peer.transport.close()
         await turns()
 
-        why = "the server closed the connection"
-        assert told == [f"channel: {why}", f"slot: {why}", f"slot: {why}"]
+        reason = "the server closed the connection"
+        assert events == [f"channel: {reason}", f"slot: {reason}", f"slot: {reason}"]
 
     run(scenario)
 
 
-def test_a_server_that_cannot_be_reached_again_is_told_and_so_are_those_that_waited() -> None:
+def test_a_failed_reconnection_is_reported_to_the_pacing_and_to_waiting_slots() -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
@@ -263,13 +263,13 @@ def test_a_server_that_cannot_be_reached_again_is_told_and_so_are_those_that_wai
         channel.send(REQUEST, slot)
         await turns()
 
-        assert server.lost == ["nobody there"]
+        assert server.on_lost == ["nobody there"]
         assert slot.losses == ["nobody there"]
 
     run(scenario)
 
 
-def test_requests_that_die_with_a_connection_that_was_leaving_are_errors_and_the_channel_lives() -> None:
+def test_requests_lost_with_a_closing_connection_are_errors_and_the_channel_lives_on() -> None:
     async def scenario() -> None:
         server, slot, other = Server(), FakeSlot(), FakeSlot()
         channel = await server.open()
@@ -284,12 +284,12 @@ def test_requests_that_die_with_a_connection_that_was_leaving_are_errors_and_the
 
         assert slot.ends == ["UNAVAILABLE: GOAWAY ENHANCE_YOUR_CALM too many pings"]
         assert other.ends == [""]
-        assert not server.lost
+        assert not server.on_lost
 
     run(scenario)
 
 
-def test_a_server_that_ends_every_connection_is_not_asked_for_ever() -> None:
+def test_reconnecting_gives_up_on_a_server_that_ends_every_connection() -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
@@ -299,12 +299,12 @@ def test_a_server_that_ends_every_connection_is_not_asked_for_ever() -> None:
             await turns()
 
         assert len(server.peers) == 3
-        assert slot.losses == server.lost == ["the server ends every connection as soon as it is made"]
+        assert slot.losses == server.on_lost == ["the server ends every connection as soon as it is made"]
 
     run(scenario)
 
 
-def test_a_connection_that_has_used_up_its_stream_numbers_is_replaced() -> None:
+def test_a_connection_that_has_used_all_stream_ids_is_replaced() -> None:
     async def scenario() -> None:
         server, slots = Server(), [FakeSlot(), FakeSlot()]
         channel = await server.open()
@@ -323,7 +323,7 @@ def test_a_connection_that_has_used_up_its_stream_numbers_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected_reason"),
     [
         (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), "more padding than payload"),
         (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), "cannot be decoded"),
@@ -338,7 +338,7 @@ def test_a_connection_that_has_used_up_its_stream_numbers_is_replaced() -> None:
     ],
     ids=str,
 )
-def test_what_breaks_the_protocol_ends_the_connection_with_a_word(wrong: bytes, said: str) -> None:
+def test_a_protocol_violation_ends_the_connection_with_a_reason(wrong: bytes, expected_reason: str) -> None:
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
@@ -349,9 +349,9 @@ def test_what_breaks_the_protocol_ends_the_connection_with_a_word(wrong: bytes, 
         await turns()
 
         assert last.kind == frames.GOAWAY
-        assert said in last.payload[8:].decode()
-        assert said in server.lost[0]
-        assert said in slot.losses[0]
+        assert expected_reason in last.payload[8:].decode()
+        assert expected_reason in server.on_lost[0]
+        assert expected_reason in slot.losses[0]
 
     run(scenario)
 
@@ -359,9 +359,9 @@ def test_what_breaks_the_protocol_ends_the_connection_with_a_word(wrong: bytes, 
 class Greeter(asyncio.Protocol):
     """Answers whoever comes with some bytes and hangs up, or, without any, says nothing."""
 
-    def __init__(self, answer: bytes | None, gone: asyncio.Event) -> None:
+    def __init__(self, answer: bytes | None, disconnected: asyncio.Event) -> None:
         self._answer = answer
-        self._gone = gone
+        self._gone = disconnected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -375,18 +375,18 @@ class Greeter(asyncio.Protocol):
 
 async def _opened_to(answer: bytes | None) -> str:
     """Say what is wrong with a server that greets with `answer`."""
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with await loop.create_server(lambda: Greeter(answer, gone), "127.0.0.1", 0) as server:
+    async with await loop.create_server(lambda: Greeter(answer, disconnected), "127.0.0.1", 0) as server:
         opener = GrpcOpener(Target("127.0.0.1", server.sockets[0].getsockname()[1], grpc=GrpcCall(METHOD)))
         with pytest.raises(OSError, match=" ") as caught:
-            await opener.open(lambda why: None)
-        await gone.wait()
+            await opener.open(lambda reason: None)
+        await disconnected.wait()
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected_reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2"),
         (frames.frame(frames.PING, 0, 0, bytes(8)), "does not speak HTTP/2"),
@@ -395,9 +395,9 @@ async def _opened_to(answer: bytes | None) -> str:
         (None, "no SETTINGS within"),
     ],
 )
-def test_a_server_that_does_not_speak_http2_is_an_error_of_opening(
-    answer: bytes | None, said: str, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_does_not_speak_http2_is_an_error_on_opening(
+    answer: bytes | None, expected_reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc, "_OPEN_S", 0.01)
 
-    assert said in asyncio.run(_opened_to(answer))
+    assert expected_reason in asyncio.run(_opened_to(answer))

@@ -49,27 +49,27 @@ def infer(model: str = "m") -> bytes:
 
 async def load(target: Target, request: bytes, slots: int = 8, each: int = REQUESTS) -> list[FakeSlot]:
     """Have some slots each send some requests, one after the other."""
-    opener, told = GrpcOpener(target), list[str]()
-    channels = [await opener.open(told.append) for _ in range(2)]
-    made: list[FakeSlot] = []
+    opener, losses = GrpcOpener(target), list[str]()
+    channels = [await opener.open(losses.append) for _ in range(2)]
+    slots_made: list[FakeSlot] = []
     done = asyncio.Event()
 
     class Counting(FakeSlot):
-        def answered(self, now_ns: int, error: str) -> None:
-            super().answered(now_ns, error)
-            if not self.again and all(len(slot.ends) == each for slot in made):
+        def on_answer(self, now_ns: int, error: str) -> None:
+            super().on_answer(now_ns, error)
+            if not self.again and all(len(slot.ends) == each for slot in slots_made):
                 done.set()
 
     for number in range(slots):
         channel = channels[number % 2]
-        made.append(Counting(again=each - 1, send=lambda slot, channel=channel: channel.send(request, slot)))  # type: ignore[misc]
-        channel.send(request, made[-1])
+        slots_made.append(Counting(again=each - 1, send=lambda slot, channel=channel: channel.send(request, slot)))  # type: ignore[misc]
+        channel.send(request, slots_made[-1])
     async with asyncio.timeout(20):
         await done.wait()
     for channel in channels:
         channel.close()
-    assert not told
-    return list(made)
+    assert not losses
+    return list(slots_made)
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "deflate"])
@@ -87,7 +87,7 @@ def test_requests_are_answered_and_counted_by_the_server(live: Live, compression
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_what_the_server_says_went_wrong_is_told(live: Live, streaming: bool) -> None:
+def test_an_error_of_the_server_is_reported(live: Live, streaming: bool) -> None:
     call = GrpcCall(STREAM if streaming else INFER, streaming=streaming)
     slots = asyncio.run(load(Target("localhost", live.grpc_port, grpc=call), infer("other"), slots=2, each=2))
 
@@ -108,7 +108,7 @@ def test_messages_of_many_frames_pass_small_windows_both_ways() -> None:
         assert [slot.ends for slot in slots] == [[""] * 3] * 8
 
 
-def test_tls_is_spoken_with_a_certificate_that_is_asked_for(tmp_path: Path) -> None:
+def test_tls_works_with_a_client_certificate(tmp_path: Path) -> None:
     (server, server_key), (client, client_key) = certificate(tmp_path, "server"), certificate(tmp_path, "client")
     settings = Settings(
         grpc_use_ssl_mutual=True, grpc_server_cert=server, grpc_server_key=server_key, grpc_root_cert=client
@@ -126,15 +126,15 @@ def test_tls_is_spoken_with_a_certificate_that_is_asked_for(tmp_path: Path) -> N
             asked(Tls(roots=server))
 
 
-def test_a_server_of_tls_that_does_not_choose_http2_is_an_error(tmp_path: Path) -> None:
-    made, key = certificate(tmp_path)
+def test_a_tls_server_that_does_not_choose_http2_is_an_error(tmp_path: Path) -> None:
+    certificate_file, key = certificate(tmp_path)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_side.load_cert_chain(made, key)
+    server_side.load_cert_chain(certificate_file, key)
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=server_side) as server:
-            target = Target("127.0.0.1", server.sockets[0].getsockname()[1], Tls(roots=made))
+            target = Target("127.0.0.1", server.sockets[0].getsockname()[1], Tls(roots=certificate_file))
             with pytest.raises(OSError, match="ALPN"):
                 await ask(target, GrpcCall(ECHO), b"")
 

@@ -21,18 +21,18 @@ REQUEST, NEXT = message(b"first"), message(b"next")
 
 
 def response(*, final: bool | None = None, error: str = "", outputs: int = 0) -> bytes:
-    made = service_pb2().ModelStreamInferResponse(error_message=error)
-    made.infer_response.model_name = "m"
+    message = service_pb2().ModelStreamInferResponse(error_message=error)
+    message.infer_response.model_name = "m"
     if final is not None:
-        made.infer_response.parameters["triton_final_response"].bool_param = final
+        message.infer_response.parameters["triton_final_response"].bool_param = final
     if outputs:
-        made.infer_response.outputs.add(name="y")
-        made.infer_response.raw_output_contents.append(bytes(outputs))
-    written: bytes = made.SerializeToString()
+        message.infer_response.outputs.add(name="y")
+        message.infer_response.raw_output_contents.append(bytes(outputs))
+    written: bytes = message.SerializeToString()
     return written
 
 
-def test_what_reads_the_answers_is_loaded_before_the_first_request() -> None:
+def test_the_message_parser_is_loaded_before_the_first_request() -> None:
     code = """
 import sys
 from penstock.perf.generator.grpc_streams import StreamingChannel
@@ -42,7 +42,7 @@ sys.exit("tritonclient.grpc.service_pb2" not in sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_slot_hears_how_many_responses_its_good_answers_were_made_of() -> None:
+def test_a_slot_learns_the_number_of_responses_of_each_good_answer() -> None:
     async def scenario() -> None:
         server = Server(CALL)
         channel = await server.open()
@@ -77,7 +77,7 @@ def test_requests_of_a_slot_follow_each_other_on_one_stream() -> None:
     run(scenario)
 
 
-def test_requests_under_way_at_once_have_streams_of_their_own_and_idle_streams_are_used_again() -> None:
+def test_concurrent_requests_have_their_own_streams_and_idle_streams_are_reused() -> None:
     async def scenario() -> None:
         server, slots = Server(CALL), [FakeSlot() for _ in range(4)]
         channel = await server.open()
@@ -96,7 +96,7 @@ def test_requests_under_way_at_once_have_streams_of_their_own_and_idle_streams_a
     run(scenario)
 
 
-def test_a_decoupled_request_ends_with_its_final_answer() -> None:
+def test_a_decoupled_request_ends_with_its_final_response() -> None:
     async def scenario() -> None:
         server, slot = Server(CALL), FakeSlot()
         channel = await server.open()
@@ -122,7 +122,7 @@ def test_a_decoupled_request_ends_with_its_final_answer() -> None:
         ([b"\xff\xff"], ["INTERNAL: an answer that is no ModelStreamInferResponse"]),
     ],
 )
-def test_the_error_of_an_answer_is_the_requests_and_what_nobody_waits_for_is_dropped(
+def test_an_error_in_a_response_fails_its_request_and_unexpected_messages_are_dropped(
     answers: list[bytes], ends: list[str]
 ) -> None:
     async def scenario() -> None:
@@ -146,7 +146,7 @@ def test_the_error_of_an_answer_is_the_requests_and_what_nobody_waits_for_is_dro
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 200)), min_size=1, max_size=3),
     st.lists(st.integers(1, 80), min_size=1),
 )
-def test_messages_are_put_together_however_frames_cut_them(answers: list[tuple[int, int]], sizes: list[int]) -> None:
+def test_messages_are_assembled_however_frames_split_them(answers: list[tuple[int, int]], sizes: list[int]) -> None:
     async def scenario() -> None:
         server = Server(CALL)
         channel = await server.open()
@@ -178,9 +178,7 @@ def test_messages_are_put_together_however_frames_cut_them(answers: list[tuple[i
         (lambda peer: peer.said(1, b"x", 7), "INTERNAL: message with unknown flags 0x07"),
     ],
 )
-def test_a_stream_that_the_server_ends_is_an_error_and_the_next_request_opens_another(
-    ended: object, error: str
-) -> None:
+def test_a_stream_ended_by_the_server_is_an_error_and_the_next_request_opens_another(ended: object, error: str) -> None:
     async def scenario() -> None:
         server, slot = Server(CALL), FakeSlot()
         channel = await server.open()
@@ -197,7 +195,7 @@ def test_a_stream_that_the_server_ends_is_an_error_and_the_next_request_opens_an
     run(scenario)
 
 
-def test_an_idle_stream_that_ends_harms_nobody() -> None:
+def test_the_end_of_an_idle_stream_is_not_an_error() -> None:
     async def scenario() -> None:
         server, slot = Server(CALL), FakeSlot()
         channel = await server.open()
@@ -244,7 +242,7 @@ def test_goaway_ends_idle_streams_at_once_and_others_with_their_answers() -> Non
     run(scenario)
 
 
-def test_more_streams_than_the_server_allows_are_errors_and_no_standstill() -> None:
+def test_streams_beyond_the_servers_limit_are_errors() -> None:
     async def scenario() -> None:
         server, slots = Server(CALL, max_concurrent_streams=1), [FakeSlot(), FakeSlot()]
         channel = await server.open()
@@ -259,7 +257,7 @@ def test_more_streams_than_the_server_allows_are_errors_and_no_standstill() -> N
     run(scenario)
 
 
-def test_a_connection_with_only_idle_streams_may_go() -> None:
+def test_a_connection_with_only_idle_streams_may_close() -> None:
     async def scenario() -> None:
         server, slot = Server(CALL), FakeSlot()
         channel = await server.open()
@@ -270,14 +268,14 @@ def test_a_connection_with_only_idle_streams_may_go() -> None:
         channel.send(NEXT, slot)
         await turns()
 
-        assert not server.lost
+        assert not server.on_lost
         assert not slot.losses
         assert server.peer.requests() == {1: NEXT}
 
     run(scenario)
 
 
-def test_a_request_under_way_on_a_stream_is_lost_with_its_connection() -> None:
+def test_a_request_in_flight_on_a_stream_is_lost_with_its_connection() -> None:
     async def scenario() -> None:
         server, slot = Server(CALL), FakeSlot()
         channel = await server.open()
@@ -285,6 +283,6 @@ def test_a_request_under_way_on_a_stream_is_lost_with_its_connection() -> None:
         server.peer.transport.close()
         await turns()
 
-        assert slot.losses == server.lost == ["the server closed the connection"]
+        assert slot.losses == server.on_lost == ["the server closed the connection"]
 
     run(scenario)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.perf.generator.closed import ClosedLoop
+from penstock.perf.generator.closed_loop import ClosedLoop
 from penstock.perf.generator.http import HttpConnection, HttpOpener
 from penstock.perf.generator.orders import Load, Part, Target, Tls
 from penstock.perf.generator.pacing import LoadContext
+from penstock.perf.generator.reconnecting import Reconnector
 from penstock.perf.generator.recording import Recorder
-from penstock.perf.generator.reopening import Reconnector
 from penstock.perf.generator.tls import pem_key
 from penstock.perf.payloads.repeated import Repeated
 from tests.perf.generator.certificates import Certificates, made
@@ -28,20 +28,20 @@ CLOSE = object()
 """In a script: the server ends the connection."""
 
 
-class Said:
+class Outcome:
     """A slot that waits for its end: empty, an error, or `lost: ` and why."""
 
     def __init__(self) -> None:
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+    def on_responses(self, earlier_ns: Sequence[int], count: int) -> None:
         raise AssertionError("HTTP has one response for each request")
 
-    def answered(self, now_ns: int, error: str) -> None:
+    def on_answer(self, now_ns: int, error: str) -> None:
         self.end.set_result(error)
 
-    def lost(self, now_ns: int, why: str) -> None:
-        self.end.set_result(f"lost: {why}")
+    def on_lost(self, now_ns: int, reason: str) -> None:
+        self.end.set_result(f"lost: {reason}")
 
 
 class Server:
@@ -99,12 +99,12 @@ def over_loopback(case: Callable[[Server, int], Awaitable[None]], *script: Seque
 
 
 async def asked(carrier: Any, request: bytes = b"POST / HTTP/1.1\r\n\r\n") -> str:
-    slot = Said()
+    slot = Outcome()
     carrier.send(request, slot)
     return await slot.end
 
 
-def test_words_that_nobody_asked_for_end_an_idle_connection_without_a_reason() -> None:
+def test_unexpected_data_ends_an_idle_connection_without_a_reason() -> None:
     ended: list[str] = []
     transport = Closing()
     connection = HttpConnection(ended.append, {})
@@ -123,22 +123,22 @@ class Closing(asyncio.Transport):
         self.aborted = True
 
 
-def test_a_connection_is_kept_for_the_next_request() -> None:
+def test_a_connection_is_reused_for_the_next_request() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
-        said = [await asked(carrier, b"%d" % number) for number in range(4)]
+        outcomes = [await asked(carrier, b"%d" % number) for number in range(4)]
 
-        assert said == ["", "", "503: busy", ""]
+        assert outcomes == ["", "", "503: busy", ""]
         assert (server.requests, server.connections) == ([b"0", b"1", b"2", b"3"], 1)
         carrier.close()
 
     over_loopback(case, [OK], [OK], [b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy"], [OK])
 
 
-def test_an_error_without_words_is_its_status() -> None:
+def test_an_error_without_a_text_is_reported_by_its_status() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
         assert await asked(carrier) == "302"
         carrier.close()
@@ -153,14 +153,14 @@ TENSORS = (
 )
 
 
-def test_a_proxys_page_is_no_answer_to_infer_whatever_its_status() -> None:
+def test_a_page_of_a_proxy_is_not_an_answer_to_infer_whatever_its_status() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port, v2=True)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port, v2=True)).open(lambda reason: None)
 
-        said = [await asked(carrier) for _ in range(7)]
+        outcomes = [await asked(carrier) for _ in range(7)]
 
         wrong = "200, but neither JSON nor tensors: "
-        assert said == [wrong + "text/html", wrong + "text/html", "", "", "", "", "503: busy"]
+        assert outcomes == [wrong + "text/html", wrong + "text/html", "", "", "", "", "503: busy"]
         carrier.close()
 
     json = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -169,21 +169,21 @@ def test_a_proxys_page_is_no_answer_to_infer_whatever_its_status() -> None:
     over_loopback(case, [HTML], [HTML], [json], [TENSORS], [OK], [plain], [busy])
 
 
-def test_files_that_have_run_out_are_told_with_what_limits_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_file_descriptors_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*words: Any, **more: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def case() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refused)
         with pytest.raises(ConnectionError, match=r"Too many open files \(ulimit -n\)"):
-            await HttpOpener(Target("127.0.0.1", 1)).open(lambda why: None)
+            await HttpOpener(Target("127.0.0.1", 1)).open(lambda reason: None)
 
     asyncio.run(case())
 
 
-def test_an_answer_may_come_in_many_reads_and_be_big() -> None:
+def test_a_large_answer_may_arrive_in_many_reads() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("localhost", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("localhost", port)).open(lambda reason: None)
 
         assert [await asked(carrier), await asked(carrier), await asked(carrier)] == ["", "", ""]
         carrier.close()
@@ -192,9 +192,9 @@ def test_an_answer_may_come_in_many_reads_and_be_big() -> None:
     over_loopback(case, [b"HTTP/1.1 200 OK\r\nContent-", b"Length: 2\r\n\r\no", b"k"], big, [OK])
 
 
-def test_an_answer_as_long_as_a_good_one_is_not_taken_for_it() -> None:
+def test_an_error_as_long_as_a_good_answer_is_not_mistaken_for_it() -> None:
     async def case(server: Server, port: int) -> None:
-        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+        carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
         assert [await asked(carrier), await asked(carrier)] == ["", "500: ok"]
         carrier.close()
@@ -202,22 +202,22 @@ def test_an_answer_as_long_as_a_good_one_is_not_taken_for_it() -> None:
     over_loopback(case, [OK], [OK.replace(b"200 OK", b"500 No")])
 
 
-def test_a_server_that_closes_after_its_answer_has_answered_and_ended_the_connection_in_good_order() -> None:
+def test_a_server_that_closes_after_an_answer_ends_the_connection_in_order() -> None:
     async def case(server: Server, port: int) -> None:
         ends: list[str] = []
-        said = []
+        outcomes = []
         for _ in range(3):
             carrier = await HttpOpener(Target("127.0.0.1", port)).open(ends.append)
-            said.append(await asked(carrier))
+            outcomes.append(await asked(carrier))
 
-        assert (said, ends) == (["", "", ""], ["", "", ""])
+        assert (outcomes, ends) == (["", "", ""], ["", "", ""])
 
     closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
     endless = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
     over_loopback(case, [closing], [endless, CLOSE], [closing, CLOSE])
 
 
-def test_a_load_goes_on_over_as_many_connections_as_the_server_ends() -> None:
+def test_a_load_continues_over_as_many_connections_as_the_server_ends() -> None:
     async def case(server: Server, port: int) -> None:
         recorder = Recorder()
         loop = ClosedLoop(
@@ -227,23 +227,23 @@ def test_a_load_goes_on_over_as_many_connections_as_the_server_ends() -> None:
         )
         await loop.ready(Load(concurrency=1, requests=5))
         loop.start(0)
-        assert await loop._idle_event.wait(loop.under_way, 60)
+        assert await loop._idle_event.wait(loop.in_flight, 60)
 
         window = recorder.take()
-        assert (len(window.ends_ns), window.errors, window.lost, server.connections) == (5, {}, "", 5)
+        assert (len(window.ends_ns), window.errors, window.failure, server.connections) == (5, {}, "", 5)
         loop.close()
 
     closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
     over_loopback(case, *[[closing, CLOSE]] * 5)
 
 
-def test_the_line_is_told_before_the_slot_so_that_its_next_request_goes_elsewhere() -> None:
+def test_the_connection_end_is_reported_before_the_answer_so_that_the_next_request_goes_elsewhere() -> None:
     async def case(server: Server, port: int) -> None:
         order: list[str] = []
-        slot = Said()
+        slot = Outcome()
         slot.end.add_done_callback(lambda end: None)
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(
-            lambda why: order.append("answered" if slot.end.done() else "line first")
+            lambda reason: order.append("answered" if slot.end.done() else "line first")
         )
         carrier.send(b"x", slot)
 
@@ -254,7 +254,7 @@ def test_the_line_is_told_before_the_slot_so_that_its_next_request_goes_elsewher
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [
         ([CLOSE], "the server closed the connection"),
         ([OK[:-1], CLOSE], "the server closed the connection"),
@@ -262,18 +262,18 @@ def test_the_line_is_told_before_the_slot_so_that_its_next_request_goes_elsewher
         ([OK + b"more"], "more than the answer: b'more'"),
     ],
 )
-def test_a_request_without_its_answer_is_lost(script: list[Any], why: str) -> None:
+def test_a_request_without_its_answer_is_lost(script: list[Any], reason: str) -> None:
     async def case(server: Server, port: int) -> None:
         ends: list[str] = []
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(ends.append)
 
-        assert await asked(carrier) == f"lost: {why}"
-        assert ends == [why]
+        assert await asked(carrier) == f"lost: {reason}"
+        assert ends == [reason]
 
     over_loopback(case, script)
 
 
-def test_an_idle_connection_that_the_server_ends_is_ended_in_good_order() -> None:
+def test_an_idle_connection_closed_by_the_server_ends_in_order() -> None:
     async def case(server: Server, port: int) -> None:
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(ended.set_result)
@@ -284,21 +284,21 @@ def test_an_idle_connection_that_the_server_ends_is_ended_in_good_order() -> Non
     over_loopback(case, [OK, CLOSE])
 
 
-def test_nobody_there_is_said_with_the_address() -> None:
+def test_a_refused_connection_names_the_address() -> None:
     async def case() -> None:
         async with serving(Server([])) as port:
             pass
         with pytest.raises(ConnectionError, match=f"no connection to 127.0.0.1:{port}: "):
-            await HttpOpener(Target("127.0.0.1", port)).open(lambda why: None)
+            await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
     uvloop.run(case())
 
 
-def test_a_host_that_begins_with_a_slash_is_a_unix_socket(tmp_path: Path) -> None:
+def test_a_host_beginning_with_a_slash_is_a_unix_socket(tmp_path: Path) -> None:
     async def case() -> None:
         server = Server([[OK]])
         async with serving(server, path=str(tmp_path / "s")):
-            carrier = await HttpOpener(Target(str(tmp_path / "s"), 0)).open(lambda why: None)
+            carrier = await HttpOpener(Target(str(tmp_path / "s"), 0)).open(lambda reason: None)
             assert await asked(carrier) == ""
             carrier.close()
 
@@ -320,40 +320,40 @@ def encrypted(certificates: Certificates, host: str, tls: Tls, *, mutual: bool =
             offered.verify_mode = ssl.CERT_REQUIRED
             offered.load_verify_locations(certificates.certificate)
         async with serving(Server([[OK]]), tls=offered) as port:
-            carrier = await HttpOpener(Target(host, port, tls)).open(lambda why: None)
-            said = await asked(carrier)
+            carrier = await HttpOpener(Target(host, port, tls)).open(lambda reason: None)
+            outcomes = await asked(carrier)
             carrier.close()
-            return said
+            return outcomes
 
     return uvloop.run(case())
 
 
-def test_an_encrypted_connection_verifies_chain_and_name(certificates: Certificates) -> None:
+def test_tls_verifies_the_chain_and_the_name(certificates: Certificates) -> None:
     assert encrypted(certificates, "localhost", Tls(roots=str(certificates.certificate))) == ""
 
 
 @pytest.mark.parametrize(("host", "roots"), [("localhost", False), ("127.0.0.1", True)])
-def test_a_chain_or_a_name_that_does_not_hold_is_refused(certificates: Certificates, host: str, roots: bool) -> None:
+def test_an_invalid_chain_or_name_is_rejected(certificates: Certificates, host: str, roots: bool) -> None:
     with pytest.raises(ssl.SSLError, match="verify failed"):
         encrypted(certificates, host, Tls(roots=str(certificates.certificate) if roots else ""))
 
 
 @pytest.mark.parametrize(("chain", "name"), [(True, False), (False, True), (False, False)])
-def test_what_need_not_be_verified_is_not(certificates: Certificates, chain: bool, name: bool) -> None:
+def test_verification_can_be_turned_off(certificates: Certificates, chain: bool, name: bool) -> None:
     roots = str(certificates.certificate) if chain else ""
 
     assert encrypted(certificates, "127.0.0.1", Tls(roots, verify_peer=chain, verify_host=name)) == ""
 
 
 @pytest.mark.parametrize("kind", ["PEM", "DER"])
-def test_a_client_may_show_a_certificate_of_its_own(certificates: Certificates, kind: str) -> None:
+def test_a_client_may_present_a_certificate(certificates: Certificates, kind: str) -> None:
     certificate, key = certificates.of_type(kind)
     tls = Tls(str(certificates.certificate), str(certificate), str(key), certificate_type=kind, key_type=kind)
 
     assert encrypted(certificates, "localhost", tls, mutual=True) == ""
 
 
-def test_a_key_in_der_may_be_of_any_kind_and_nothing_else(certificates: Certificates) -> None:
+def test_a_der_key_may_be_of_any_kind_and_other_data_is_rejected(certificates: Certificates) -> None:
     for path in certificates.other_keys:
         assert f"{path.stem.upper()} PRIVATE KEY" in pem_key(path.read_bytes())
     for other in (b"", b"\x30\x03\x02\x01", b"no key"):

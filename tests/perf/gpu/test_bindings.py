@@ -19,15 +19,15 @@ def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ground: Any) -> dict[s
     return {row.what: row.held for row in bindings.report(CheckContext(GPU, tmp_path, quick=True))}
 
 
-def test_all_holds_on_a_device_that_does_as_it_should(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = rows(monkeypatch, tmp_path, FakeRuntime())
+def test_all_assumptions_hold_on_a_correct_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held_by_name = rows(monkeypatch, tmp_path, FakeRuntime())
 
-    assert len(found) == 7
-    assert {what for what, held in found.items() if held is False} == set()
+    assert len(held_by_name) == 7
+    assert {what for what, held in held_by_name.items() if held is False} == set()
 
 
-def test_what_stays_on_the_host_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tensors_left_on_the_host_fail_the_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ground = FakeGround(FakeRuntime(), on_host=("input",), cpu_nodes=("Gemm",))
-    found = rows(monkeypatch, tmp_path, ground)
+    held_by_name = rows(monkeypatch, tmp_path, ground)
 
-    assert (found["mlp_fp16: nodes on the CPU"], found["mlp_fp16: tensors on the host"]) == (False, False)
+    assert (held_by_name["mlp_fp16: nodes on the CPU"], held_by_name["mlp_fp16: tensors on the host"]) == (False, False)

@@ -11,7 +11,7 @@ import pytest
 from penstock.perf import gpu_check
 from penstock.perf.gpu import correct, engine, parts
 from penstock.perf.gpu.context import CheckContext, best_rate
-from penstock.perf.gpu.rows import Row, parsed
+from penstock.perf.gpu.rows import Row, parse_row
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def parts_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kept(folder: Path) -> list[str]:
     lines = (folder / parts.ROWS).read_text("utf-8").splitlines()
-    return [row.part for row in map(parsed, lines) if row is not None]
+    return [row.part for row in map(parse_row, lines) if row is not None]
 
 
 def check(*words: str) -> int:
@@ -35,7 +35,7 @@ def check(*words: str) -> int:
 
 
 @pytest.mark.usefixtures("parts_found")
-def test_rows_the_table_and_the_figures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_table_and_figures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = check("--folder", str(tmp_path))
     document = json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))
     table = (tmp_path / "gpu_check.md").read_text("utf-8")
@@ -47,14 +47,14 @@ def test_rows_the_table_and_the_figures_are_written(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.usefixtures("parts_found")
-def test_what_a_stand_in_gives_is_named_so(tmp_path: Path) -> None:
+def test_results_of_a_stand_in_are_labeled(tmp_path: Path) -> None:
     check("--folder", str(tmp_path), "--only", "machine")
 
     assert (tmp_path / "gpu_check.md").read_text("utf-8").startswith("## NOT A GPU'S FIGURES")
 
 
 @pytest.mark.usefixtures("parts_found")
-def test_a_part_that_runs_again_keeps_what_the_others_found(tmp_path: Path) -> None:
+def test_rerunning_a_part_keeps_the_rows_of_the_others(tmp_path: Path) -> None:
     check("--folder", str(tmp_path), "--only", "machine", "engine")
     check("--folder", str(tmp_path), "--only", "engine")
 
@@ -62,9 +62,7 @@ def test_a_part_that_runs_again_keeps_what_the_others_found(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("parts_found")
-def test_what_is_found_is_where_the_lender_of_the_machine_fetches_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_written_to_the_folder_that_is_copied_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
     monkeypatch.setenv("OUT", str(out))
@@ -75,25 +73,25 @@ def test_what_is_found_is_where_the_lender_of_the_machine_fetches_it(
     assert (out / "logs.txt").read_text("utf-8") == "== machine.log\na warning"
 
 
-def test_a_part_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("--only", "gpu") == 2
     assert "machine, offline" in capsys.readouterr().err
 
 
-def test_answers_through_the_engine_are_the_cpu_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_through_the_engine_equal_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correct, "CHECKED", (("mlp", "fp32"), ("mlp", "fp16"), ("mlp", "bf16")))
     rows = list(correct.report(CheckContext("cpu", tmp_path, quick=True)))
 
     assert [row.held for row in rows] == [True, True, True, True, None]
 
 
-def test_the_engine_s_rate_is_put_beside_offline_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_rate_is_compared_with_the_offline_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_SECONDS", 0.02)
     context = CheckContext("cpu", tmp_path, quick=True)
     variant = context.variant("cnn", "fp16")
     monkeypatch.setattr(CheckContext, "measured", lambda self: (("cnn", "fp16"),))
-    found = Row("offline", best_rate(variant), 10.0)
-    rate, ratio, plain = engine.report(CheckContext("cpu", tmp_path, quick=True, earlier=(found,)))
+    offline_row = Row("offline", best_rate(variant), 10.0)
+    rate, ratio, plain = engine.report(CheckContext("cpu", tmp_path, quick=True, earlier=(offline_row,)))
 
     assert isinstance(rate.value, float)
     assert ratio.value == pytest.approx(rate.value / 10)

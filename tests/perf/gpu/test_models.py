@@ -24,7 +24,7 @@ def answer(folder: Path, variant: Variant) -> Any:
 
 
 @pytest.mark.parametrize("kind", models.BUILDERS)
-def test_half_precision_is_the_same_model(kind: str, tmp_path: Path) -> None:
+def test_half_precision_has_the_same_model(kind: str, tmp_path: Path) -> None:
     single, half = (answer(tmp_path, Variant(kind, precision, SMALL)) for precision in (FP32, FP16))
 
     assert np.isfinite(single).all()
@@ -32,7 +32,7 @@ def test_half_precision_is_the_same_model(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", models.BUILDERS)
-def test_rows_differ_and_the_same_seed_draws_the_same(kind: str) -> None:
+def test_rows_differ_and_the_same_seed_draws_the_same_rows(kind: str) -> None:
     variant = Variant(kind, FP32, SMALL)
     one, again, other = variant.inputs(4), variant.inputs(4), variant.inputs(4, seed=1)
 
@@ -42,7 +42,7 @@ def test_rows_differ_and_the_same_seed_draws_the_same(kind: str) -> None:
 
 
 @pytest.mark.parametrize("precision", [FP32, FP16, BF16])
-def test_a_model_takes_and_gives_its_own_precision(precision: str, tmp_path: Path) -> None:
+def test_a_model_has_inputs_and_outputs_of_its_precision(precision: str, tmp_path: Path) -> None:
     model = onnx.load(models.model_file(tmp_path, Variant("mlp", precision, SMALL)))
     code = {FP32: 1, FP16: 10, BF16: 16}[precision]
 
@@ -51,7 +51,7 @@ def test_a_model_takes_and_gives_its_own_precision(precision: str, tmp_path: Pat
     assert {each.data_type for each in model.graph.initializer} == {code}
 
 
-def test_bf16_rounds_to_the_nearest_even() -> None:
+def test_bf16_rounds_to_nearest_even() -> None:
     values = np.array([1.0, -2.5, 1 + 2**-8, 1 + 3 * 2**-8, 3.14159], np.float32)
 
     assert models.bf16_to_fp32(models.cast(values, BF16), BF16).tolist() == [1.0, -2.5, 1.0, 1 + 2**-6, 3.140625]
@@ -62,14 +62,14 @@ def test_the_full_sizes_are_those_of_resnet_50_and_bert_base() -> None:
     assert (FULL.layers, FULL.hidden, FULL.heads, FULL.length) == (12, 768, 12, 128)
 
 
-def test_the_cnn_has_the_convolutions_of_a_resnet_of_its_blocks(tmp_path: Path) -> None:
+def test_the_cnn_has_the_convolutions_of_a_resnet_with_its_blocks(tmp_path: Path) -> None:
     model = onnx.load(models.model_file(tmp_path, Variant("cnn", FP32, SMALL)))
     kinds = [node.op_type for node in model.graph.node]
 
     assert kinds.count("Conv") == 1 + 3 * sum(SMALL.blocks) + len(SMALL.blocks)  # and a shortcut for each stage
 
 
-def test_the_encoder_is_asked_with_words_that_it_knows(tmp_path: Path) -> None:
+def test_the_encoder_is_sent_words_of_its_vocabulary(tmp_path: Path) -> None:
     path = models.requests_file(tmp_path, Variant("encoder", FP16, SMALL))
 
     assert path is not None

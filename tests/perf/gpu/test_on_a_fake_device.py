@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.perf.gpu import correct, engines, faults, graphs, memory, shared, sizes, taken
+from penstock.perf.gpu import correct, engine_driver, faults, graphs, memory, shared, sizes, truncated_memory
 from penstock.perf.gpu.context import GPU, CheckContext
 from penstock.perf.gpu.correct import TOLERANCE
 from penstock.perf.gpu.models import Variant
-from penstock.perf.gpu.servers import config_of, serving
+from penstock.perf.gpu.server_driver import config_of, serving
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
 
@@ -24,7 +24,7 @@ from tests.backends.fake_session import fake_cuda_loader
 def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     runtime = FakeRuntime(devices=1)
     loaders = {"onnxruntime": fake_cuda_loader(runtime)}
-    monkeypatch.setattr(engines, "LOADERS", loaders)
+    monkeypatch.setattr(engine_driver, "LOADERS", loaders)
     monkeypatch.setattr(faults, "LOADERS", loaders)
     for module in (memory, graphs):
         monkeypatch.setattr(module, "find_runtime", lambda: runtime)
@@ -33,7 +33,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     return runtime
 
 
-def test_answers_of_batches_that_overlap_are_the_cpu_s(
+def test_answers_of_overlapping_batches_equal_those_of_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
 ) -> None:
     monkeypatch.setattr(correct, "CHECKED", (("mlp", "fp32"), ("mlp", "fp16")))
@@ -45,14 +45,14 @@ def test_answers_of_batches_that_overlap_are_the_cpu_s(
     assert runtime.copies["h2d"] > 0
 
 
-def test_no_memory_stays_on_the_device(tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_no_memory_stays_allocated_on_the_device(tmp_path: Path, runtime: FakeRuntime) -> None:
     rows = list(memory.report(CheckContext(GPU, tmp_path, quick=True)))
 
     assert [row.what for row in rows] == ["device memory, each load", "process memory, each load"]
     assert rows[0].held is True
 
 
-def test_a_budget_that_is_too_small_refuses_the_load(tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_a_budget_that_is_too_small_rejects_the_load(tmp_path: Path, runtime: FakeRuntime) -> None:
     runtime.take(1 << 20, 0)  # as a context would
     context = CheckContext(GPU, tmp_path)
     rows = {row.what: row for row in faults._budgets(context)}
@@ -61,22 +61,22 @@ def test_a_budget_that_is_too_small_refuses_the_load(tmp_path: Path, runtime: Fa
     assert all(row.held for row in rows.values()), rows
 
 
-def test_graphs_are_captured_before_it_is_said_what_they_take(
+def test_graphs_are_captured_before_their_memory_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
 ) -> None:
     monkeypatch.setattr(graphs, "KINDS", ("mlp",))
     monkeypatch.setattr(graphs, "_SECONDS", 0.02)
     rows = list(graphs.report(CheckContext(GPU, tmp_path, quick=True)))
-    taken, *loads = rows[:3]
+    truncated_memory, *loads = rows[:3]
 
-    assert (taken.what, taken.held) == ("mlp_fp16: memory of the graphs", True)
-    assert taken.note.startswith(f"{len(graphs.CAPTURED)} graphs of one Binding")
+    assert (truncated_memory.what, truncated_memory.held) == ("mlp_fp16: memory of the graphs", True)
+    assert truncated_memory.note.startswith(f"{len(graphs.CAPTURED)} graphs of one Binding")
     assert [row.what for row in loads] == ["mlp_fp16: load, without graphs", "mlp_fp16: load, with graphs"]
     assert len(rows[3:]) == 2 * len(graphs.BATCHES)
     assert {row.held for row in rows[1:]} == {None}
 
 
-def test_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
+def test_all_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
     monkeypatch.setattr(sizes, "SETTINGS", (("encoder", ""),))
     rows = list(sizes.report(CheckContext(GPU, tmp_path, quick=True)))
 
@@ -121,32 +121,34 @@ class Sharing:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "encoder"])
-def test_answers_in_a_client_s_device_memory_are_the_cpu_s(kind: str, tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_answers_in_client_device_memory_equal_those_of_the_cpu(
+    kind: str, tmp_path: Path, runtime: FakeRuntime
+) -> None:
     context = CheckContext(GPU, tmp_path, quick=True)
     variant = context.variant(kind, "fp16")
-    wanted = correct.on_cpu(context, context.variant(kind, "fp32"))
+    expected = correct.on_cpu(context, context.variant(kind, "fp32"))
     server: Any = Sharing(runtime, context, variant)
 
-    assert 0 < shared.furthest(server, runtime, variant, wanted) < TOLERANCE["fp16"]
+    assert 0 < shared.max_client_error(server, runtime, variant, expected) < TOLERANCE["fp16"]
     assert set(runtime.alive.values()) == {0}
 
 
-def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: FakeRuntime) -> None:
+def test_an_answer_that_was_never_written_fails_the_check(tmp_path: Path, runtime: FakeRuntime) -> None:
     context = CheckContext(GPU, tmp_path, quick=True)
     variant = context.variant("mlp", "fp16")
     server: Any = Sharing(runtime, context, variant, writes=False)
 
-    assert shared.furthest(server, runtime, variant, correct.on_cpu(context, variant)) == float("inf")
+    assert shared.max_client_error(server, runtime, variant, correct.on_cpu(context, variant)) == float("inf")
 
 
 @pytest.mark.slow
-def test_who_takes_memory_away_changes_no_other_s_answers(tmp_path: Path) -> None:
+def test_a_client_that_truncates_its_memory_changes_no_other_answer(tmp_path: Path) -> None:
     context = CheckContext("cpu", tmp_path, quick=True)
     variant = context.variant("cnn", "fp16")  # halves come in no JSON
     context.file(variant)
     with serving(context, "shared") as server:
         server.control.load(variant.name, config_of(context, variant.name, 8))
-        row = taken.row(server, variant, correct.on_cpu(context, variant), seconds=0.3)
+        row = truncated_memory.row(server, variant, correct.on_cpu(context, variant), seconds=0.3)
 
     assert row.held
     assert not row.note.startswith("0 answers")

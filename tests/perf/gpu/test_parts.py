@@ -32,7 +32,7 @@ def test_all_parts_together_end_in_nine_minutes() -> None:
     assert sum(part.seconds for part in PARTS) <= TOTAL_S <= 9 * 60
 
 
-def test_the_page_names_each_part_and_its_time() -> None:
+def test_the_documentation_names_each_part_and_its_time() -> None:
     page = (Path(__file__).parents[3] / "docs" / "gpu-check.md").read_text("utf-8")
 
     assert [f"| `{part.name}` | {part.seconds:.0f} |" in page for part in PARTS] == [True] * len(PARTS)
@@ -40,13 +40,13 @@ def test_the_page_names_each_part_and_its_time() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_each_part_has_a_report(part: Part) -> None:
+def test_each_part_has_a_report_function(part: Part) -> None:
     assert callable(part.report())
 
 
 @given(st.lists(st.floats(0.1, 100), max_size=8), st.floats(0, 1e6))
 @settings(max_examples=30)
-def test_a_part_may_use_what_those_before_it_leave_over_and_nothing_of_those_behind(
+def test_a_part_may_use_time_left_over_by_earlier_parts_but_not_that_of_later_ones(
     lengths: list[float], start_s: float
 ) -> None:
     plan = [Part(f"p{number}", seconds) for number, seconds in enumerate(lengths)]
@@ -56,14 +56,14 @@ def test_a_part_may_use_what_those_before_it_leave_over_and_nothing_of_those_beh
     assert ends == pytest.approx([start_s + sum(lengths[: number + 1]) for number in range(len(lengths))])
 
 
-def test_parts_are_chosen_by_name_and_stay_in_order() -> None:
+def test_parts_are_selected_by_name_and_keep_their_order() -> None:
     assert [part.name for part in parts.chosen(["served", "machine"])] == ["machine", "served"]
     assert parts.chosen([]) == PARTS
     with pytest.raises(ValueError, match="'machines'"):
         parts.chosen(["machines"])
 
 
-def test_what_a_part_raises_is_a_row_behind_those_it_has_given(tmp_path: Path) -> None:
+def test_an_exception_in_a_part_becomes_a_row_after_those_it_yielded(tmp_path: Path) -> None:
     def report(context: CheckContext) -> Iterator[Row]:
         yield _FOUND
         raise RuntimeError("no driver")
@@ -74,13 +74,13 @@ def test_what_a_part_raises_is_a_row_behind_those_it_has_given(tmp_path: Path) -
     assert (last.part, last.held, last.note) == ("machine", False, "RuntimeError: no driver")
 
 
-def test_rows_of_a_process_come_through_and_its_noise_does_not(tmp_path: Path) -> None:
+def test_rows_of_a_process_are_read_and_its_other_output_is_ignored(tmp_path: Path) -> None:
     lines = program(f"print({_FOUND.line()!r})", "print('EP Error: something')", "print()", f"print({_FOUND.line()!r})")
 
     assert list(parts.in_process("machine", context(tmp_path), lines)) == [_FOUND, _FOUND]
 
 
-def test_a_process_that_fails_is_a_row_with_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_fails_becomes_a_row_with_the_end_of_its_log(tmp_path: Path) -> None:
     lines = program(
         f"print({_FOUND.line()!r}, flush=True)", "import os", "os.write(2, b'illegal address')", "os._exit(3)"
     )
@@ -92,9 +92,7 @@ def test_a_process_that_fails_is_a_row_with_its_last_words(tmp_path: Path) -> No
     assert last.note.endswith("illegal address")
 
 
-def test_a_process_that_does_not_end_is_ended_and_what_it_found_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_hangs_is_ended_and_its_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = program("import time", f"print({_FOUND.line()!r}, flush=True)", "time.sleep(60)")
     left = iter((20.0, 20.0, 0.0))  # to begin, for the first line, and for the next
     monkeypatch.setattr(CheckContext, "remaining_s", lambda self: next(left))
@@ -105,13 +103,13 @@ def test_a_process_that_does_not_end_is_ended_and_what_it_found_stands(
     assert "had not ended" in last.note
 
 
-def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
+def test_a_part_without_time_left_is_not_started(tmp_path: Path) -> None:
     (row,) = parts.in_process("machine", context(tmp_path, 0.0), ["/nonexistent"])
 
     assert (row.held, row.note) == (False, "no time was left for it")
 
 
-def test_a_world_travels_and_has_what_was_found_before(tmp_path: Path) -> None:
+def test_a_context_passes_to_another_process_with_the_earlier_rows(tmp_path: Path) -> None:
     sent = context(tmp_path)
     (tmp_path / parts.ROWS).write_text(f"{_FOUND.line()}\nnoise\n", "utf-8")
     (words,) = sent.words()

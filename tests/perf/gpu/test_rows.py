@@ -26,17 +26,17 @@ ROWS = st.builds(
 
 @given(ROWS)
 @settings(max_examples=30)
-def test_a_row_travels_as_a_line(row: Row) -> None:
+def test_a_row_survives_being_written_as_a_line(row: Row) -> None:
     line = row.line()
 
     assert "\n" not in line
-    assert rows.parsed(line) == row
+    assert rows.parse_row(line) == row
 
 
 @given(st.text(max_size=40))
 @settings(max_examples=30)
-def test_what_a_library_prints_is_no_row(line: str) -> None:
-    assert rows.parsed(line) is None
+def test_output_of_a_library_is_not_parsed_as_a_row(line: str) -> None:
+    assert rows.parse_row(line) is None
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_what_a_library_prints_is_no_row(line: str) -> None:
         "[1]",
     ],
 )
-def test_a_line_that_is_nearly_a_row_is_none(line: str) -> None:
-    assert rows.parsed(line) is None
+def test_a_line_that_is_almost_a_row_is_not_parsed(line: str) -> None:
+    assert rows.parse_row(line) is None
 
 
-def test_a_figure_is_held_against_what_is_wanted() -> None:
+def test_a_figure_is_compared_with_its_target() -> None:
     assert rows.at_least("p", "w", 0.95, 0.95).held is True
     assert rows.at_least("p", "w", 0.94, 0.95).held is False
     assert rows.at_most("p", "w", 4.0, 4.0).held is True
@@ -65,17 +65,17 @@ def test_a_figure_is_held_against_what_is_wanted() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(12345.6, "12,346"), (0.123456, "0.1235"), (3, "3"), ("there", "there"), (-1234.0, "-1,234")]
 )
-def test_a_figure_is_written_for_a_reader(value: float | str, text: str) -> None:
+def test_figures_are_formatted_for_readers(value: float | str, text: str) -> None:
     assert rows.figure(value) == text
 
 
-def test_the_table_has_a_line_for_each_row_and_says_what_does_not_hold() -> None:
-    found = [
+def test_the_table_has_a_line_per_row_and_marks_failures() -> None:
+    row_list = [
         Row("engine", "rate", 12345.6, "rows/s", note="a | b\nc"),
         rows.at_least("engine", "ratio", 0.5, 0.95),
         rows.at_least("served", "ratio", 0.96, 0.95),
     ]
-    text = rows.table("2026-11-23", found, {"GPU": "one"})
+    text = rows.table("2026-11-23", row_list, {"GPU": "one"})
 
     assert text.startswith("## 2026-11-23\n\n- GPU: one\n\n| part |")
     assert "| engine | rate | 12,346 rows/s |  | a \\| b c |" in text
@@ -84,7 +84,7 @@ def test_the_table_has_a_line_for_each_row_and_says_what_does_not_hold() -> None
     assert "1 of 2 rows hold. Not: engine: ratio." in text
 
 
-def test_what_failed_says_why_in_one_line() -> None:
+def test_a_failure_states_its_reason_in_one_line() -> None:
     row = rows.failed("faults", "memory", ValueError("first\nsecond"))
 
     assert (row.held, row.note) == (False, "ValueError: first second")

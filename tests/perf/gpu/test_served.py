@@ -10,7 +10,7 @@ from penstock.perf.gpu.served import _sizes, _usual_ms
 MS = 1_000_000
 
 
-def test_a_moment_in_which_the_machine_stood_still_is_not_what_is_usual() -> None:
+def test_a_brief_stall_does_not_change_the_usual_latency() -> None:
     starts_ns = np.arange(1000, dtype=np.int64) * MS
     took_ns = np.full(1000, 5 * MS)
     took_ns[420:450] = 150 * MS
@@ -20,7 +20,7 @@ def test_a_moment_in_which_the_machine_stood_still_is_not_what_is_usual() -> Non
     assert np.quantile(window.latencies_ns, 0.99) == 150 * MS
 
 
-def test_the_batches_of_a_load_are_those_that_came_to_what_there_was() -> None:
+def test_the_batches_of_a_load_are_the_difference_of_two_statistics() -> None:
     before = {1: (3, 3 * MS), 4: (10, 90 * MS)}
     after = {1: (5, 5 * MS), 4: (10, 90 * MS), 8: (2, 7 * MS)}
 

@@ -11,7 +11,7 @@ from penstock.perf.gpu.context import CheckContext
 from penstock.perf.gpu.sizes import SIZES
 
 
-def test_each_size_s_first_run_is_put_beside_the_median_of_its_later_ones(
+def test_the_first_run_of_each_size_is_compared_with_the_median_of_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took = {rows: iter((10.0 * rows, rows, 100.0 * rows, rows / 2, 7.0)) for rows in SIZES} | {1: iter((1000.0,))}

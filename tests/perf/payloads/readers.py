@@ -11,7 +11,7 @@ import httptools
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.perf.payloads.tensors import Sent, Step
+from penstock.perf.payloads.tensors import InputTensor, Step
 from penstock.perf.profiling.model import ModelDescription
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2 import tensors as wire
@@ -19,7 +19,7 @@ from penstock.server.v2.call_parameters import Options
 from penstock.server.v2.decode import decode
 from penstock.server.v2.rpc import decode as rpc
 from tests.fakes import FakeBackend, NoSink
-from tests.perf.payloads.drawn import signature_of
+from tests.perf.payloads.strategies import signature_of
 
 
 @dataclass
@@ -51,11 +51,11 @@ class Http:
 
 def http(request: bytes) -> Http:
     """Parse bytes that have to be one request, neither more nor less."""
-    found = Http()
-    parser = httptools.HttpRequestParser(found)
+    parsed = Http()
+    parser = httptools.HttpRequestParser(parsed)
     parser.feed_data(request)
-    assert (found.whole, parser.get_method()) == (1, b"POST")
-    return found
+    assert (parsed.whole, parser.get_method()) == (1, b"POST")
+    return parsed
 
 
 def served(model: ModelDescription) -> Model:
@@ -67,8 +67,8 @@ def served(model: ModelDescription) -> Model:
 
 def over_http(model: ModelDescription, request: bytes) -> tuple[InferRequest, Options]:
     """Decode a request as the server does."""
-    found = http(request)
-    return decode(served(model), found.body, found.json_bytes, 100, NoSink())
+    parsed = http(request)
+    return decode(served(model), parsed.body, parsed.json_bytes, 100, NoSink())
 
 
 def message(request: bytes) -> Any:
@@ -86,7 +86,7 @@ def over_grpc(model: ModelDescription, request: bytes) -> tuple[InferRequest, Op
 def sent_again(model: ModelDescription, request: InferRequest) -> Step:
     """Write a decoded request's inputs as they would be sent."""
     return tuple(
-        Sent(tensor.name, tensor.datatype, array.shape, bytes(wire.to_binary(tensor.datatype, array)))
+        InputTensor(tensor.name, tensor.datatype, array.shape, bytes(wire.to_binary(tensor.datatype, array)))
         for tensor, array in zip(model.inputs, request.inputs, strict=True)
         if array is not None
     )

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from penstock.perf.generator.orders import GrpcCall, Target
-from penstock.perf.payloads.preparing import prepared
+from penstock.perf.payloads.preparing import prepare_payloads
 from penstock.perf.profiling.control import HttpControl
-from penstock.perf.profiling.model import ModelDescription, described
+from penstock.perf.profiling.model import ModelDescription, describe_model
 from penstock.perf.profiling.options import Input
 from penstock.server.protobuf import service_pb2
 from tests.clients import models
@@ -85,36 +85,36 @@ def named(target: Target, request: bytes) -> str:
 
 
 def model(live: Live, name: str) -> ModelDescription:
-    return described(control(live), name)
+    return describe_model(control(live), name)
 
 
-def test_strings_come_back_as_they_were_sent(live: Live, target: Target) -> None:
+def test_strings_return_as_they_were_sent(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (2,)}, string="hé", batch=2)
-    with prepared(model(live, "words"), words, target, control(live)) as found:
-        (answer,) = asked(target, [next(found.payloads.stream(0))])
+    with prepare_payloads(model(live, "words"), words, target, control(live)) as prepared:
+        (answer,) = asked(target, [next(prepared.payloads.stream(0))])
 
     assert answer["y"] == b"\3\0\0\0h\xc3\xa9" * 4
 
 
-def test_sequences_keep_their_state_apart_and_end(live: Live, target: Target, tmp_path: Path) -> None:
+def test_sequences_keep_separate_state_and_end(live: Live, target: Target, tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [[{"x": [1]}, {"x": [2]}], [{"x": [10]}, {"x": [20]}, {"x": [30]}]]}))
     sums = model(live, "sums")
     assert sums.sequences
-    with prepared(sums, Input(source=(str(path),)), target, control(live), slots=2) as found:
-        one, two = found.payloads.stream(0), found.payloads.stream(1)
+    with prepare_payloads(sums, Input(source=(str(path),)), target, control(live), slots=2) as prepared:
+        one, two = prepared.payloads.stream(0), prepared.payloads.stream(1)
         turns = [next(stream) for stream in itertools.islice(itertools.cycle((one, two)), 8)]
-        left = [each for each in (found.payloads.ending(0), found.payloads.ending(1)) if each is not None]
+        left = [each for each in (prepared.payloads.ending(0), prepared.payloads.ending(1)) if each is not None]
         answers = asked(target, turns + left)
 
     got = [float(np.frombuffer(each["y"], np.float32)[0]) for each in answers]
     assert got == [1, 10, 3, 30, 10, 60, 30, 1, 60, 3]
 
 
-def test_tensors_lie_in_shared_memory(live: Live, target: Target) -> None:
+def test_tensors_are_placed_in_shared_memory(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (1,)}, string="abc", shared_memory="system", output_shared_memory_bytes=16)
-    with prepared(model(live, "words"), words, target, control(live)) as found:
-        request = next(found.payloads.stream(0))
+    with prepare_payloads(model(live, "words"), words, target, control(live)) as prepared:
+        request = next(prepared.payloads.stream(0))
         asked(target, [request])
         region = Path("/dev/shm", named(target, request))
         assert region.read_bytes()[:7] == b"\3\0\0\0abc"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.perf.peers import command, environments, questions, results
+from penstock.perf.peers import command, environments, reference_answers, results
 from penstock.perf.peers.environments import InstallError
 from penstock.perf.peers.roster import PEERS
 
@@ -23,25 +23,25 @@ def parsed(*words: str) -> Any:
     return command.parser().parse_args(words)
 
 
-def test_unless_told_otherwise_it_is_all_of_them() -> None:
-    asked = parsed()
+def test_by_default_all_peers_models_and_wires_are_measured() -> None:
+    args = parsed()
 
-    assert (asked.peers, asked.models, asked.wires) == (
+    assert (args.peers, args.models, args.wires) == (
         tuple(PEERS),
         ("iris", "mlp", "cnn"),
         ("json", "binary", "grpc"),
     )
-    assert (asked.concurrency, asked.rounds, asked.seconds, asked.keep) == ((1, 8, 32), 3, 1.2, False)
+    assert (args.concurrency, args.rounds, args.seconds, args.keep) == ((1, 8, 32), 3, 1.2, False)
 
 
 def test_lists_are_put_in_order() -> None:
-    asked = parsed("--peers", "mosec, penstock", "--concurrency", "32,1,32", "--models", "cnn")
+    args = parsed("--peers", "mosec, penstock", "--concurrency", "32,1,32", "--models", "cnn")
 
-    assert (asked.peers, asked.concurrency, asked.models) == (("penstock", "mosec"), (1, 32), ("cnn",))
+    assert (args.peers, args.concurrency, args.models) == (("penstock", "mosec"), (1, 32), ("cnn",))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (["--peers", "triton"], "triton: not of penstock, pytriton"),
         (["--wires", ","], "none: not of json"),
@@ -51,38 +51,38 @@ def test_lists_are_put_in_order() -> None:
         (["--seconds", "x"], "from 0.1 to 3600"),
     ],
 )
-def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_rejected(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(words)
 
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert error in capsys.readouterr().err
 
 
 @given(st.text(max_size=12))
-def test_any_number_reads_or_is_refused_in_a_line(text: str) -> None:
+def test_any_number_is_parsed_or_rejected_in_one_line(text: str) -> None:
     for read in (command._counts, command._seconds, command._choices_of(PEERS)):
         with contextlib.suppress(argparse.ArgumentTypeError):
             assert read(text)
 
 
-def test_the_list_tells_each_peer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_list_shows_each_peer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert command.main(["--list", "--folder", str(tmp_path)]) == 0
 
-    said = capsys.readouterr().out
-    assert "penstock: this environment (installed)\n" in said
-    assert "mosec: mosec==" in said
-    assert "(not installed)" in said
-    assert "    wires: own JSON, raw bytes\n" in said
+    error = capsys.readouterr().out
+    assert "penstock: this environment (installed)\n" in error
+    assert "mosec: mosec==" in error
+    assert "(not installed)" in error
+    assert "    wires: own JSON, raw bytes\n" in error
 
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "prepare", lambda names: {})
+    monkeypatch.setattr(reference_answers, "prepare", lambda names: {})
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
+def test_a_peer_that_cannot_be_installed_is_reported_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def provide(peer: Any, *words: Any) -> environments.Environment:
@@ -105,11 +105,11 @@ def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_it_writes_what_it_has(
+def test_an_interrupted_run_writes_its_results_so_far(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], by: signal.Signals
 ) -> None:
-    def measure(plan: Any, peers: Any, models: Any, found: results.Results, say: Any) -> None:
-        found.cells.append(results.Cell("penstock", "iris", "json", "v2 JSON", 1, error="so far"))
+    def measure(plan: Any, peers: Any, models: Any, results_found: results.Results, say: Any) -> None:
+        results_found.cells.append(results.Cell("penstock", "iris", "json", "v2 JSON", 1, error="so far"))
         try:
             signal.raise_signal(by)
         finally:
@@ -121,6 +121,6 @@ def test_stopped_it_writes_what_it_has(
 
     assert command.main(["--peers", "penstock", "--json", str(tmp_path / "peers.json")]) == 130
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
-    found = json.loads((tmp_path / "peers.json").read_text())
-    assert (found["interrupted"], found["cells"][0]["error"]) == (True, "so far")
+    results_found = json.loads((tmp_path / "peers.json").read_text())
+    assert (results_found["interrupted"], results_found["cells"][0]["error"]) == (True, "so far")
     assert "Interrupted: not all rounds were run." in capsys.readouterr().out

@@ -13,8 +13,8 @@ from penstock.perf.peers.environments import InstallError
 WANTED = ("mosec==1.0", "onnxruntime==2.0")
 
 
-def test_one_that_was_installed_for_the_same_is_current(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_an_environment_with_the_same_requirements_is_current(tmp_path: Path) -> None:
+    progress: list[str] = []
     commands: list[list[str]] = []
 
     def run(command: list[str], say: object) -> None:
@@ -23,44 +23,44 @@ def test_one_that_was_installed_for_the_same_is_current(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environments, "_run", run)
-        environments._install(tmp_path / "peer", WANTED, said.append)
+        environments._install(tmp_path / "peer", WANTED, progress.append)
 
     assert environments.is_current(tmp_path / "peer", WANTED)
     assert not environments.is_current(tmp_path / "peer", ("mosec==1.1", "onnxruntime==2.0"))
     assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
     assert commands[1][-2:] == list(WANTED)
-    assert said == ["installing mosec==1.0, onnxruntime==2.0"]
+    assert progress == ["installing mosec==1.0, onnxruntime==2.0"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_one_whose_stamp_does_not_read_is_not_current(tmp_path: Path, text: str) -> None:
+def test_an_environment_with_an_unreadable_stamp_is_not_current(tmp_path: Path, text: str) -> None:
     (tmp_path / "installed.json").write_text(text)
 
     assert not environments.is_current(tmp_path, WANTED)
 
 
 def test_penstock_needs_no_environment(tmp_path: Path) -> None:
-    found = environments.provide(roster.OURS, (), tmp_path / "none", lambda text: None)
+    environment = environments.provide(roster.OURS, (), tmp_path / "none", lambda text: None)
 
-    assert found.python == Path(sys.executable)
-    assert "numpy" in found.versions
+    assert environment.python == Path(sys.executable)
+    assert "numpy" in environment.versions
     assert not (tmp_path / "none").exists()
 
 
-def test_an_install_that_fails_says_pips_last_error() -> None:
+def test_a_failed_install_reports_the_last_error_of_pip() -> None:
     program = "print('ERROR: no such version'); raise SystemExit(1)"
 
     with pytest.raises(InstallError, match=r"^no such version$"):
         environments._run([sys.executable, "-c", program], lambda text: None)
 
 
-def test_a_python_that_is_not_there_is_told() -> None:
+def test_a_missing_python_is_reported() -> None:
     with pytest.raises(InstallError, match="nowhere"):
         environments._run(["/nowhere/python"], lambda text: None)
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
+    ("lines", "reason"),
     [
         (["ERROR: first", "ERROR: second", "hint"], "second"),
         (["error: subprocess-exited", ""], "error: subprocess-exited"),
@@ -68,12 +68,12 @@ def test_a_python_that_is_not_there_is_told() -> None:
         ([], "it said nothing"),
     ],
 )
-def test_the_reason_is_one_line(lines: list[str], why: str) -> None:
-    assert environments.reason(lines) == why
+def test_the_failure_reason_is_one_line(lines: list[str], reason: str) -> None:
+    assert environments.failure_reason(lines) == reason
 
 
-def test_only_pips_steps_are_told() -> None:
-    said: list[str] = []
-    environments._run([sys.executable, "-c", "print('Collecting mosec'); print('noise')"], said.append)
+def test_only_the_steps_of_pip_are_reported() -> None:
+    progress: list[str] = []
+    environments._run([sys.executable, "-c", "print('Collecting mosec'); print('noise')"], progress.append)
 
-    assert said == ["Collecting mosec"]
+    assert progress == ["Collecting mosec"]

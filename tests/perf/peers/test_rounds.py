@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.generator.fleet import FleetError
 from penstock.perf.generator.orders import Load, Window
-from penstock.perf.peers import questions, rounds
+from penstock.perf.peers import reference_answers, rounds
 from penstock.perf.peers.environments import Environment
 from penstock.perf.peers.results import Results
 from penstock.perf.peers.roster import PEERS
@@ -34,25 +34,32 @@ def window(*took_ms: float, **more: Any) -> Window:
     return Window(0, 2_000 * MS, ends - (np.array(took_ms) * MS).astype(np.int64), ends, cpu_s=0.5, **more)
 
 
-def test_a_window_gives_rate_latency_and_what_it_cost() -> None:
-    found, error = rounds.sample(window(*range(1, 102)), cpu_s=0.002, others=0.01)
+def test_a_window_gives_rate_latency_and_cost() -> None:
+    results_found, error = rounds.sample(window(*range(1, 102)), cpu_s=0.002, background_cores=0.01)
 
     assert error == ""
-    assert found is not None
-    assert (found.requests, found.requests_per_s, found.p50_ms, found.p99_ms) == (101, 50.5, 51, 100)
-    assert found.cpu_us == pytest.approx(2000 / 101)
-    assert (found.generator_cores, found.others) == (0.25, 0.01)
+    assert results_found is not None
+    assert (results_found.requests, results_found.requests_per_s, results_found.p50_ms, results_found.p99_ms) == (
+        101,
+        50.5,
+        51,
+        100,
+    )
+    assert results_found.cpu_us == pytest.approx(2000 / 101)
+    assert (results_found.generator_cores, results_found.others) == (0.25, 0.01)
 
 
-def test_any_request_that_failed_makes_the_cell_an_error() -> None:
-    found, error = rounds.sample(window(1, 2, errors=Counter({"500: no": 2, "lost": 1})), 0.1, 0)
+def test_any_failed_request_makes_the_cell_an_error() -> None:
+    results_found, error = rounds.sample(window(1, 2, errors=Counter({"500: no": 2, "lost": 1})), 0.1, 0)
 
-    assert (found, error) == (None, "3 of 5 requests failed: 500: no")
+    assert (results_found, error) == (None, "3 of 5 requests failed: 500: no")
 
 
 def test_a_window_without_an_answer_is_an_error() -> None:
     assert rounds.sample(window(), 0.1, 0) == (None, "no answer within 2.0 s")
-    assert rounds.sample(window(1, lost="the server closed the connection"), 0.1, 0)[1].startswith("the server closed")
+    assert rounds.sample(window(1, failure="the server closed the connection"), 0.1, 0)[1].startswith(
+        "the server closed"
+    )
 
 
 class Answering:
@@ -70,7 +77,7 @@ def refuse() -> Array:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "error_text"),
     [
         (lambda: np.array([0.25, 100.00001], np.float32), ""),
         (lambda: np.array([0.25, 101], np.float32), "the answer is 0.01 apart from the offline one"),
@@ -79,27 +86,27 @@ def refuse() -> Array:
         (refuse, "500: no"),
     ],
 )
-def test_an_answer_is_compared_with_the_offline_one(answer: Callable[[], Array], said: str) -> None:
+def test_an_answer_is_compared_with_the_offline_answer(answer: Callable[[], Array], error_text: str) -> None:
     row = np.zeros((1, 4), np.float32)
     model = Model("iris", Path("model.onnx"), (row,), (np.array([[0.25, 100]], np.float32),))
 
-    assert rounds.verified(cast("Server", Answering(answer)), V2_JSON, model) == said
+    assert rounds.verify_answer(cast("Server", Answering(answer)), V2_JSON, model) == error_text
 
 
-def test_a_plan_asks_a_peer_over_the_wires_it_has() -> None:
+def test_a_plan_uses_the_wires_that_a_peer_has() -> None:
     assert [wire.says for wire in PLAN.wires(PEERS["mosec"])] == ["own JSON", "raw bytes"]
     assert [wire.says for wire in PLAN.wires(PEERS["litserve"])] == ["own JSON"]
 
 
 def test_the_official_run_takes_at_most_twenty_minutes() -> None:
-    plan = Plan(questions.MODELS, ("json", "binary", "grpc"), (1, 8, 32), rounds=3, seconds=1.2)
+    plan = Plan(reference_answers.MODELS, ("json", "binary", "grpc"), (1, 8, 32), rounds=3, seconds=1.2)
 
     assert plan.estimate_s(list(PEERS.values())) < 20 * 60
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3))
-def test_rows_to_ask_with_are_few_and_short_as_json(shape: list[int]) -> None:
-    rows = questions.questions((1, *shape))
+def test_rows_to_send_are_few_and_short_as_json(shape: list[int]) -> None:
+    rows = reference_answers.questions((1, *shape))
 
     assert 2 <= len(rows) <= 8
     assert rows[0].dtype == np.float32
@@ -107,7 +114,7 @@ def test_rows_to_ask_with_are_few_and_short_as_json(shape: list[int]) -> None:
     assert np.array_equal(rows[0], np.round(rows[0], 4))
 
 
-class Stage:
+class StandInRound:
     """All servers and the generator of a run, that only write down what is done with them."""
 
     def __init__(self) -> None:
@@ -120,7 +127,7 @@ class Stage:
         if peer.name in self.dies:
             raise StartError("it ended")
         self.seen.append(f"start {peer.name}")
-        yield Standing(peer, self.seen)
+        yield StandInServer(peer, self.seen)
         self.seen.append(f"end {peer.name}")
 
     @contextlib.contextmanager
@@ -146,15 +153,15 @@ class Stage:
         """Nothing is under way."""
 
 
-class Standing:
+class StandInServer:
     """A server that is only looked at."""
 
     port = pid = 0
 
-    def __init__(self, peer: Any, seen: list[str]) -> None:
+    def __init__(self, peer: Any, calls: list[str]) -> None:
         self.peer = peer
         self.tree = self
-        self._seen = seen
+        self._seen = calls
 
     def target(self, wire: Wire) -> str:
         return f"{self.peer.name}"
@@ -185,24 +192,24 @@ class Standing:
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    made = Stage()
-    monkeypatch.setattr(rounds, "served", made.served)
-    monkeypatch.setattr(rounds, "fleet", made.fleet)
-    return made
+def stage(monkeypatch: pytest.MonkeyPatch) -> StandInRound:
+    stage_made = StandInRound()
+    monkeypatch.setattr(rounds, "served", stage_made.served)
+    monkeypatch.setattr(rounds, "fleet", stage_made.fleet)
+    return stage_made
 
 
 def measured(*names: str, **more: Any) -> Results:
     row = np.zeros((1, 4), np.float32)
-    found = Results("", "", 2, 1.0)
+    results_found = Results("", "", 2, 1.0)
     peers = {name: (replace(PEERS[name], wires=PEERS[name].wires[:1]), Environment(Path(), {})) for name in names}
     models = {"iris": Model("iris", Path("model.onnx"), (row,), (row,))}
-    rounds.measure(replace(PLAN, rounds=2, **more), peers, models, found, lambda text: None)
-    return found
+    rounds.measure(replace(PLAN, rounds=2, **more), peers, models, results_found, lambda text: None)
+    return results_found
 
 
-def test_peers_take_turns_and_sleep_between_them(stage: Stage) -> None:
-    found = measured("penstock", "mosec")
+def test_peers_take_turns_and_are_suspended_in_between(stage: StandInRound) -> None:
+    results_found = measured("penstock", "mosec")
 
     assert [line for line in stage.seen if "8" in line or "1" in line] == [
         "penstock 8", "mosec 8",  # the warm-up
@@ -212,16 +219,16 @@ def test_peers_take_turns_and_sleep_between_them(stage: Stage) -> None:
     assert stage.seen[:4] == ["start penstock", "penstock sleeps", "start mosec", "mosec sleeps"]
     assert stage.seen[4:7] == ["penstock wakes", "penstock 8", "penstock sleeps"]
     assert stage.seen[-4:] == ["penstock leaves", "mosec leaves", "end mosec", "end penstock"]
-    assert [(cell.peer, cell.concurrency, len(cell.samples)) for cell in found.cells] == [
+    assert [(cell.peer, cell.concurrency, len(cell.samples)) for cell in results_found.cells] == [
         ("penstock", 1, 2), ("penstock", 8, 2), ("mosec", 1, 2), ("mosec", 8, 2),
     ]  # fmt: skip
 
 
-def test_cpu_is_what_the_server_took_from_the_windows_beginning_on(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+def test_cpu_time_is_counted_from_the_beginning_of_the_window(
+    stage: StandInRound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = itertools.count(100)  # one second more each time
-    monkeypatch.setattr(Standing, "cpu_s", lambda self: float(next(looks)))
+    monkeypatch.setattr(StandInServer, "cpu_s", lambda self: float(next(looks)))
 
     samples = [sample for cell in measured("penstock").cells for sample in cell.samples]
 
@@ -229,22 +236,22 @@ def test_cpu_is_what_the_server_took_from_the_windows_beginning_on(
     assert [sample.cpu_us * sample.requests for sample in samples] == pytest.approx([2e6] * 4)
 
 
-def test_one_that_learns_is_started_anew_for_each_turn(stage: Stage) -> None:
+def test_a_peer_that_learns_is_restarted_for_each_turn(stage: StandInRound) -> None:
     measured("bentoml")
 
     turn = ["start bentoml", "bentoml 1", "bentoml 1", "bentoml 8", "end bentoml"]
     assert stage.seen == ["start bentoml", "bentoml sleeps", "end bentoml", *turn, *turn]
 
 
-def test_one_that_does_not_start_is_told_and_the_others_go_on(stage: Stage) -> None:
+def test_a_peer_that_does_not_start_is_reported_and_the_others_are_measured(stage: StandInRound) -> None:
     stage.dies.add("mosec")
-    found = measured("mosec", "penstock")
+    results_found = measured("mosec", "penstock")
 
-    assert found.failed == {"mosec, iris": "it ended"}
-    assert all(cell.measured for cell in found.cells)
+    assert results_found.failed == {"mosec, iris": "it ended"}
+    assert all(cell.measured for cell in results_found.cells)
 
 
-def test_one_that_dies_on_the_way_has_the_error_and_no_average(stage: Stage) -> None:
+def test_a_peer_that_dies_during_a_round_has_an_error_and_no_average(stage: StandInRound) -> None:
     real = stage.start_load
 
     def go(load: Load) -> None:
@@ -253,22 +260,24 @@ def test_one_that_dies_on_the_way_has_the_error_and_no_average(stage: Stage) -> 
         real(load)
 
     stage.start_load = go  # type: ignore[method-assign]
-    found = measured("penstock")
+    results_found = measured("penstock")
 
-    assert {(cell.error, cell.measured) for cell in found.cells} == {("the server closed the connection", False)}
+    assert {(cell.error, cell.measured) for cell in results_found.cells} == {
+        ("the server closed the connection", False)
+    }
 
 
-def test_one_whose_first_process_has_ended_is_told_though_others_of_it_answer(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_whose_first_process_ended_is_an_error_even_if_others_answer(
+    stage: StandInRound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Standing, "is_alive", lambda self: False)
+    monkeypatch.setattr(StandInServer, "is_alive", lambda self: False)
 
     assert {cell.error for cell in measured("penstock").cells} == {"its first process has ended"}
 
 
-def test_a_wire_that_answers_wrong_is_not_loaded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Standing, "ask", lambda self, wire, model, row: row.ravel() + 1)
-    found = measured("penstock")
+def test_a_wire_with_a_wrong_answer_is_not_loaded(stage: StandInRound, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandInServer, "ask", lambda self, wire, model, row: row.ravel() + 1)
+    results_found = measured("penstock")
 
-    assert {cell.error for cell in found.cells} == {"the answer is 1 apart from the offline one"}
+    assert {cell.error for cell in results_found.cells} == {"the answer is 1 apart from the offline one"}
     assert not [line for line in stage.seen if line == "penstock wakes"]

@@ -50,7 +50,7 @@ def model(folder: Path) -> Model:
     return Model("iris", folder / "model.onnx", (ROW,), (ROW,))
 
 
-def test_it_is_asked_sleeps_wakes_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_peer_is_called_suspended_resumed_and_leaves_no_process(tmp_path: Path) -> None:
     echo = peer(ECHO)
     good, bad = echo.wires
     with serving.served(echo, HERE, model(tmp_path)) as server:
@@ -69,24 +69,24 @@ def test_it_is_asked_sleeps_wakes_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "reason"),
     [
         ("print('starting'); raise SystemExit('no such backend')", "it ended with status 1: no such backend"),
         ("raise SystemExit(3)", "it ended with status 3: it said nothing"),
     ],
 )
-def test_one_that_ends_says_its_last_line(program: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=re.escape(said)), serving.served(peer(program), HERE, model(tmp_path)):
+def test_a_peer_that_exits_reports_the_last_line_of_its_log(program: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=re.escape(reason)), serving.served(peer(program), HERE, model(tmp_path)):
         pass
 
 
-def test_one_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_program_is_reported(tmp_path: Path) -> None:
     nowhere = Environment(Path("/nowhere/python"), {})
     with pytest.raises(StartError, match=r"nowhere"), serving.served(peer(""), nowhere, model(tmp_path)):
         pass
 
 
-def test_the_folder_is_left_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_kept_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
     (tmp_path / "model.onnx").touch()
     with pytest.raises(StartError), serving.served(peer("raise SystemExit(1)"), HERE, model(tmp_path), keep=True):

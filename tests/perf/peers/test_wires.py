@@ -15,21 +15,21 @@ from penstock.server.protobuf import service_pb2
 ROW = np.array([[0.5, 1.0, -2.25, 3.0]], np.float32)
 
 
-def test_v2_json_names_shape_and_numbers() -> None:
-    asked = wires.V2_JSON.ask("iris", ROW)
+def test_v2_json_has_shape_and_numbers() -> None:
+    request = wires.V2_JSON.ask("iris", ROW)
 
-    assert asked.path == "/v2/models/iris/infer"
-    assert json.loads(asked.body) == {
+    assert request.path == "/v2/models/iris/infer"
+    assert json.loads(request.body) == {
         "inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0.5, 1.0, -2.25, 3.0]}]
     }
 
 
-def test_v2_binary_puts_the_bytes_behind_a_head_whose_length_is_told() -> None:
-    asked = wires.V2_BINARY.ask("iris", ROW)
-    head = int(asked.headers["Inference-Header-Content-Length"])
+def test_v2_binary_puts_the_bytes_after_a_head_of_declared_length() -> None:
+    request = wires.V2_BINARY.ask("iris", ROW)
+    head = int(request.headers["Inference-Header-Content-Length"])
 
-    assert json.loads(asked.body[:head])["inputs"][0]["parameters"] == {"binary_data_size": 16}
-    assert asked.body[head:] == ROW.tobytes()
+    assert json.loads(request.body[:head])["inputs"][0]["parameters"] == {"binary_data_size": 16}
+    assert request.body[head:] == ROW.tobytes()
 
 
 def test_v2_grpc_writes_a_message() -> None:
@@ -40,10 +40,10 @@ def test_v2_grpc_writes_a_message() -> None:
 
 
 @pytest.mark.parametrize(("batched", "sent"), [(False, [0.5, 1.0, -2.25, 3.0]), (True, [[0.5, 1.0, -2.25, 3.0]])])
-def test_own_json_holds_the_row_with_or_without_its_dimension(batched: bool, sent: object) -> None:
-    asked = wires.own_json("/predict", "x", batched=batched).ask("iris", ROW)
+def test_own_json_has_the_row_with_or_without_a_batch_dimension(batched: bool, sent: object) -> None:
+    request = wires.own_json("/predict", "x", batched=batched).ask("iris", ROW)
 
-    assert (asked.path, json.loads(asked.body)) == ("/predict", {"x": sent})
+    assert (request.path, json.loads(request.body)) == ("/predict", {"x": sent})
 
 
 @pytest.mark.parametrize("body", [b'{"output": [0.5, 2]}', b"[[0.5, 2]]"])
@@ -51,19 +51,19 @@ def test_own_json_reads_an_object_or_a_list(body: bytes) -> None:
     assert wires.own_json("/", "x").read({}, body).tolist() == [0.5, 2]
 
 
-def test_answers_are_read() -> None:
-    given = np.array([0.25, 0.75], np.float32)
+def test_answers_are_parsed() -> None:
+    expected = np.array([0.25, 0.75], np.float32)
     message = service_pb2().ModelInferResponse()
-    message.raw_output_contents.append(given.tobytes())
+    message.raw_output_contents.append(expected.tobytes())
     spelled = service_pb2().ModelInferResponse()
     spelled.outputs.add(name="output").contents.fp32_contents.extend([0.25, 0.75])
 
     for wire, headers, body in (
         (wires.V2_JSON, {}, b'{"outputs":[{"data":[0.25,0.75]}]}'),
-        (wires.V2_BINARY, {"inference-header-content-length": "2"}, b"{}" + given.tobytes()),
+        (wires.V2_BINARY, {"inference-header-content-length": "2"}, b"{}" + expected.tobytes()),
         (wires.V2_GRPC, {}, message.SerializeToString()),
         (wires.V2_GRPC, {}, spelled.SerializeToString()),
-        (wires.raw_bytes("/"), {}, given.tobytes()),
+        (wires.raw_bytes("/"), {}, expected.tobytes()),
     ):
         assert wire.read(headers, body).tolist() == [0.25, 0.75]
 
@@ -76,7 +76,7 @@ def test_a_payload_over_http_is_a_whole_request() -> None:
     assert body == ROW.tobytes()
 
 
-def test_a_payload_over_grpc_is_a_message_behind_its_length() -> None:
+def test_a_payload_over_grpc_is_a_message_with_its_length() -> None:
     payload = wires.V2_GRPC.payload("iris", ROW)
 
     assert payload[:5] == b"\0" + (len(payload) - 5).to_bytes(4, "big")
@@ -85,7 +85,7 @@ def test_a_payload_over_grpc_is_a_message_behind_its_length() -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=9))
-def test_json_carries_every_float_there_unchanged(values: list[float]) -> None:
+def test_json_carries_every_float_unchanged(values: list[float]) -> None:
     row = np.array([values], np.float32)
     sent = json.loads(wires.V2_JSON.ask("m", row).body)["inputs"][0]["data"]
 

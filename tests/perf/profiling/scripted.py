@@ -20,10 +20,10 @@ def window(latencies_us: Sequence[float], begin_s: float = 0, **more: object) ->
     begin_ns = int(begin_s * SECOND_NS)
     count = len(latencies_us)
     ends = begin_ns + (np.arange(1, count + 1, dtype=np.int64) * SECOND_NS) // max(count, 1)
-    made = Window(begin_ns, begin_ns + SECOND_NS, ends - (np.array(latencies_us) * 1e3).astype(np.int64), ends)
+    window_made = Window(begin_ns, begin_ns + SECOND_NS, ends - (np.array(latencies_us) * 1e3).astype(np.int64), ends)
     for name, value in more.items():
-        setattr(made, name, value)
-    return made
+        setattr(window_made, name, value)
+    return window_made
 
 
 class Scripted:
@@ -32,15 +32,15 @@ class Scripted:
     def __init__(self, *windows: Window, after: Window | None = None) -> None:
         self._windows = list(windows)
         self._after = after
-        self.told: list[str | Load] = []
+        self.orders: list[str | Load] = []
 
     def start_load(self, load: Load) -> None:
-        self.told.append(load)
+        self.orders.append(load)
 
     def take(self) -> Window:
-        if self.told and self.told[-1] == "wait":
+        if self.orders and self.orders[-1] == "wait":
             return self._windows.pop(0) if len(self._windows) > 1 else self._windows[0]
-        if self._after and self.told[-1:] == ["halt"]:
+        if self._after and self.orders[-1:] == ["halt"]:
             return self._after
         return Window(0, 0, errors=Counter())
 
@@ -48,15 +48,15 @@ class Scripted:
         return len(self._windows[0].ends_ns)
 
     def wait(self, seconds: float, requests: int = 0) -> bool:
-        self.told.append("wait")
+        self.orders.append("wait")
         return True
 
     def halt(self) -> None:
-        self.told.append("halt")
+        self.orders.append("halt")
 
     @property
     def waits(self) -> int:
-        return self.told.count("wait")
+        return self.orders.count("wait")
 
 
 def level(value: float, per_s: float, mean_us: float = 100.5, **more: object) -> Level:
@@ -64,18 +64,18 @@ def level(value: float, per_s: float, mean_us: float = 100.5, **more: object) ->
     names = ("mean", "p50", "p75", "p90", "p95", "p97", "p99", "p99.9", "min", "max")
     latency = dict.fromkeys(names, mean_us) | {"std": 1.0}
     client = Client(300, 300, 3.0, per_s, per_s, latency, "", cpu_us_per_request=10.0, cores=0.1)
-    made = Level(Offered("concurrency", value), True, client, 3, [client] * 3)
+    level_made = Level(Offered("concurrency", value), True, client, 3, [client] * 3)
     for name, each in more.items():
-        setattr(made, name, each)
-    return made
+        setattr(level_made, name, each)
+    return level_made
 
 
 def served(**more: object) -> ServerSide:
     """What a server tells of a level."""
-    made = ServerSide(300, 100, 300, 10.9, 5.2, 20.0, 3.0, 2.0, 3.0, version="1", request_us=42.0)
+    server_side = ServerSide(300, 100, 300, 10.9, 5.2, 20.0, 3.0, 2.0, 3.0, version="1", request_us=42.0)
     for name, each in more.items():
-        setattr(made, name, each)
-    return made
+        setattr(server_side, name, each)
+    return server_side
 
 
 def document(*levels: Level, **config: object) -> Document:

@@ -17,9 +17,9 @@ from penstock.perf.reports.document import Document
 from tests.perf.profiling.scripted import document, level
 
 
-def run_of(monkeypatch: pytest.MonkeyPatch, found: Document) -> None:
+def run_of(monkeypatch: pytest.MonkeyPatch, document_made: Document) -> None:
     def profile(options: Options, listener: Listener) -> Document:
-        return found
+        return document_made
 
     monkeypatch.setattr(command, "profile", profile)
 
@@ -34,12 +34,14 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "penstock perf " in capsys.readouterr().out
 
 
-def test_wrong_usage_has_perf_analyzers_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_has_the_exit_status_of_perf_analyzer(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["-m", "iris", "-b", "0"]) == 99
     assert "Error: Failed to parse -b (batch size). The value must be > 0." in capsys.readouterr().err
 
 
-def test_a_run_that_cannot_begin_says_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_begin_reports_the_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def profile(options: Options, listener: Listener) -> Document:
         raise ControlError("no such model")
 
@@ -50,7 +52,7 @@ def test_a_run_that_cannot_begin_says_why(capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.mark.parametrize(("missing", "words"), [("hdrh.histogram", []), ("plotly", ["--html", "a.html"])])
-def test_an_extra_that_is_missing_is_told_before_the_run(
+def test_a_missing_extra_is_reported_before_the_run(
     missing: str, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
@@ -60,7 +62,7 @@ def test_an_extra_that_is_missing_is_told_before_the_run(
 
 
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("document_made", "status"),
     [
         (document(level(1, 10)), 0),
         (document(level(1, 10), level(2, 10, stable=False, ended=UNSTABLE)), 0),
@@ -70,18 +72,18 @@ def test_an_extra_that_is_missing_is_told_before_the_run(
         (document(level(1, 10, stable=False, ended="interrupted")), 130),
     ],
 )
-def test_the_status_is_perf_analyzers_but_where_a_run_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch, found: Document, status: int
+def test_the_exit_status_is_that_of_perf_analyzer_except_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, document_made: Document, status: int
 ) -> None:
-    last = found.levels[-1].ended
-    found.interrupted = last == "interrupted"
-    found.failed = last if not found.levels[-1].settled else ""
-    run_of(monkeypatch, found)
+    last = document_made.levels[-1].ended
+    document_made.interrupted = last == "interrupted"
+    document_made.failed = last if not document_made.levels[-1].settled else ""
+    run_of(monkeypatch, document_made)
 
     assert command.main(["-m", "iris"]) == status
 
 
-def test_every_file_that_was_asked_for_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_requested_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_of(monkeypatch, document(level(1, 10)))
     names = {"-f": "a.csv", "--json": "a.json", "--profile-export-file": "a.prof"}
     words = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
@@ -91,7 +93,7 @@ def test_every_file_that_was_asked_for_is_written(tmp_path: Path, monkeypatch: p
     assert documents.read(tmp_path / "a.json").levels[0].client.requests == 300
 
 
-def test_a_file_that_cannot_be_written_keeps_no_other_from_it(
+def test_a_file_that_cannot_be_written_does_not_affect_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(run: Document, options: Options, path: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_file_that_cannot_be_written_keeps_no_other_from_it(
 
 
 @pytest.mark.parametrize("flag", ["-f", "--json", "--html", "--profile-export-file"])
-def test_a_file_that_cannot_be_written_is_told_before_the_run(
+def test_an_unwritable_file_is_reported_before_the_run(
     flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "profile", None)
@@ -116,7 +118,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(
     assert "nowhere/a" in capsys.readouterr().err
 
 
-def test_looking_whether_a_file_can_be_written_leaves_what_is_there(
+def test_checking_whether_a_file_is_writable_keeps_its_contents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def profile(options: Options, listener: Listener) -> Document:
@@ -132,10 +134,10 @@ def test_looking_whether_a_file_can_be_written_leaves_what_is_there(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_interrupt_asks_to_end_and_the_second_ends(number: signal.Signals) -> None:
-    told: list[str] = []
+def test_the_first_interrupt_requests_an_end_and_the_second_ends_at_once(number: signal.Signals) -> None:
+    lines: list[str] = []
     before = signal.getsignal(number)
-    with command.Interrupts(told.append) as interrupts:
+    with command.Interrupts(lines.append) as interrupts:
         assert not interrupts.is_interrupted()
         os.kill(os.getpid(), number)
         assert interrupts.is_interrupted()
@@ -143,4 +145,4 @@ def test_the_first_interrupt_asks_to_end_and_the_second_ends(number: signal.Sign
             os.kill(os.getpid(), number)
 
     assert signal.getsignal(number) == before
-    assert told == ["Interrupted: waiting for requests under way, then writing what there is. Again: end at once."]
+    assert lines == ["Interrupted: waiting for requests under way, then writing what there is. Again: end at once."]

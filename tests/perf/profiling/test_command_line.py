@@ -45,7 +45,7 @@ def refusal(words: str) -> str:
     return str(refused.value)
 
 
-def test_every_flag_of_perf_analyzer_is_known_and_takes_a_value_where_it_does() -> None:
+def test_every_flag_of_perf_analyzer_is_known_with_or_without_a_value() -> None:
     known = {word: flag for flag in FLAGS for word in (flag.name, flag.short) if word}
 
     assert {*LONG, *SHORT} <= known.keys()
@@ -63,25 +63,34 @@ def test_every_flag_is_in_the_help_and_in_the_docs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "system", "cuda"])
-def test_tensors_lie_where_they_are_told(kind: str) -> None:
+def test_the_shared_memory_flag_selects_where_tensors_are(kind: str) -> None:
     assert options(f"--shared-memory {kind}").input.shared_memory == kind
 
 
-def test_the_defaults_are_perf_analyzers() -> None:
-    made = options("")
+def test_the_defaults_are_those_of_perf_analyzer() -> None:
+    parsed = options("")
 
-    assert (made.concurrency, made.rate, made.intervals) == (Range(1, 1, 1), None, None)
-    assert (made.rule.interval_ms, made.rule.requests, made.rule.percentage, made.rule.trials) == (5000, 50, 10, 10)
-    assert (made.rule.percentile, made.rule.total_requests, made.rule.threshold_ms) == (0, 0, 0)
-    assert (made.input.source, made.input.batch, made.input.string_length) == (("random",), 1, 128)
-    assert (made.input.sequence_length, made.input.sequence_variation, made.input.sequence_ids) == (None, 20, (1, 0))
-    assert (made.sequences, made.grpc, made.url, made.compression) == (4, False, "", "none")
-    assert (made.metrics_url, made.metrics_interval_ms) == ("localhost:8002/metrics", 1000)
-    assert made.input.output_shared_memory_bytes == 102_400
+    assert (parsed.concurrency, parsed.rate, parsed.intervals) == (Range(1, 1, 1), None, None)
+    assert (parsed.rule.interval_ms, parsed.rule.requests, parsed.rule.percentage, parsed.rule.trials) == (
+        5000,
+        50,
+        10,
+        10,
+    )
+    assert (parsed.rule.percentile, parsed.rule.total_requests, parsed.rule.threshold_ms) == (0, 0, 0)
+    assert (parsed.input.source, parsed.input.batch, parsed.input.string_length) == (("random",), 1, 128)
+    assert (parsed.input.sequence_length, parsed.input.sequence_variation, parsed.input.sequence_ids) == (
+        None,
+        20,
+        (1, 0),
+    )
+    assert (parsed.sequences, parsed.grpc, parsed.url, parsed.compression) == (4, False, "", "none")
+    assert (parsed.metrics_url, parsed.metrics_interval_ms) == ("localhost:8002/metrics", 1000)
+    assert parsed.input.output_shared_memory_bytes == 102_400
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "expected"),
     [
         ("--concurrency-range 5", Range(5, 1, 1)),
         ("--concurrency-range 1:8", Range(1, 8, 1)),
@@ -91,11 +100,11 @@ def test_the_defaults_are_perf_analyzers() -> None:
         ("-d -l 7", Range(1, 0, 1)),
     ],
 )
-def test_concurrency_is_given_as_a_range_or_by_the_old_words(words: str, found: Range) -> None:
-    assert options(words).concurrency == found
+def test_concurrency_is_a_range_or_given_by_the_old_flags(words: str, expected: Range) -> None:
+    assert options(words).concurrency == expected
 
 
-def test_rates_and_intervals_leave_no_concurrency(tmp_path: Path) -> None:
+def test_rates_and_intervals_exclude_concurrency(tmp_path: Path) -> None:
     intervals = tmp_path / "intervals"
     intervals.write_text("1000\n", "utf-8")
 
@@ -104,48 +113,48 @@ def test_rates_and_intervals_leave_no_concurrency(tmp_path: Path) -> None:
     assert options(f"--request-intervals {intervals}").concurrency is None
 
 
-def test_long_names_may_be_cut_short_and_short_ones_put_together() -> None:
-    made = options("--measurement-int 300 -vaz -p400")
+def test_long_flags_may_be_abbreviated_and_short_ones_combined() -> None:
+    parsed = options("--measurement-int 300 -vaz -p400")
 
-    assert (made.rule.interval_ms, made.verbose, made.input.source) == (400, 1, ("zero",))
+    assert (parsed.rule.interval_ms, parsed.verbose, parsed.input.source) == (400, 1, ("zero",))
 
 
-def test_the_line_of_model_analyzer_is_understood() -> None:
-    made = options(
+def test_the_command_line_of_model_analyzer_is_understood() -> None:
+    parsed = options(
         "-b 1 -u localhost:8001 -i grpc -f iris-results.csv --verbose-csv --concurrency-range 4 --measurement-mode "
         "count_windows --collect-metrics --metrics-url http://localhost:8002/metrics --metrics-interval 1000.0"
     )
 
-    assert (made.metrics_interval_ms, made.concurrency, made.rule.by_count) == (1000, Range(4, 1, 1), True)
+    assert (parsed.metrics_interval_ms, parsed.concurrency, parsed.rule.by_count) == (1000, Range(4, 1, 1), True)
 
 
-def test_tls_that_is_as_it_is_anyway_is_no_option() -> None:
+def test_default_tls_settings_produce_no_option() -> None:
     assert options("-u https://localhost --ssl-https-verify-peer 1").tls is None
     assert options("-u https://localhost --ssl-https-verify-peer 0").tls == Tls(verify_peer=False)
 
 
-def test_words_that_belong_to_no_flag_are_told_and_ignored() -> None:
-    told: list[str] = []
-    made = read(["-m", "iris", "-i", "grpc", "--ssl-grpc-use-ssl", "true"], told.append)
+def test_extra_words_are_reported_and_ignored() -> None:
+    warnings: list[str] = []
+    parsed = read(["-m", "iris", "-i", "grpc", "--ssl-grpc-use-ssl", "true"], warnings.append)
 
-    assert made.tls == Tls()
-    assert told == ["WARNING: 'true' belongs to no flag and is ignored"]
+    assert parsed.tls == Tls()
+    assert warnings == ["WARNING: 'true' belongs to no flag and is ignored"]
     assert read(["-m", "iris", "-i", "gRPC", "--ssl-grpc-use-ssl=true"]).tls == Tls()
 
 
-def test_what_may_be_given_again_is_all_kept() -> None:
-    made = options(
+def test_repeatable_flags_keep_all_values() -> None:
+    parsed = options(
         "-H a:1 -H b:2:3 --shape x:1,2 --shape y:n:3 --request-parameter k:7:int --request-parameter s:x:STRING "
         "--trace-level TIMESTAMPS --trace-level TENSORS --trace-count -1"
     )
 
-    assert made.headers == (("a", "1"), ("b", "2:3"))
-    assert made.input.shapes == {"x": (1, 2), "y:n": (3,)}
-    assert made.input.parameters == (("k", 7), ("s", "x"))
-    assert made.trace == (("trace_level", ("TIMESTAMPS", "TENSORS")), ("trace_count", ("-1",)))
+    assert parsed.headers == (("a", "1"), ("b", "2:3"))
+    assert parsed.input.shapes == {"x": (1, 2), "y:n": (3,)}
+    assert parsed.input.parameters == (("k", 7), ("s", "x"))
+    assert parsed.trace == (("trace_level", ("TIMESTAMPS", "TENSORS")), ("trace_count", ("-1",)))
 
 
-def test_the_metrics_page_is_the_servers() -> None:
+def test_the_metrics_url_defaults_to_that_of_the_server() -> None:
     assert options("-u far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
     assert options("-u https://far:8000 --collect-metrics").metrics_url == "far:8002/metrics"
     assert options("-u http://far/ --collect-metrics").metrics_url == "far:8002/metrics"
@@ -153,18 +162,18 @@ def test_the_metrics_page_is_the_servers() -> None:
     assert options("--collect-metrics --metrics-url near:1/m").metrics_url == "near:1/m"
 
 
-def test_a_sequence_of_no_length_has_the_default_one() -> None:
+def test_a_sequence_length_of_zero_is_the_default() -> None:
     assert options("--sequence-length 0").input.sequence_length == 20
     assert options("--sequence-length 5 --sequence-id-range 7:9").input.sequence_ids == (7, 2)
     assert options("--sequence-id-range 0").input.sequence_ids == (1, 0)
 
 
-def test_models_that_a_model_calls_are_names_with_or_without_versions() -> None:
+def test_composing_models_are_names_with_or_without_versions() -> None:
     assert read(["-m", "a", "--bls-composing-models", "b:3, c"]).composing == (("b", "3"), ("c", ""))
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("-p 0", "Failed to parse --measurement-interval (-p). The value must be > 0."),
         ("-p x", "Failed to parse --measurement-interval. Invalid value provided: x"),
@@ -221,12 +230,12 @@ def test_models_that_a_model_calls_are_names_with_or_without_versions() -> None:
         ("--measurement 5", "option --measurement not a unique prefix"),
     ],
 )
-def test_what_cannot_be_is_refused_in_perf_analyzers_words(words: str, says: str) -> None:
-    assert says in refusal(words)
+def test_invalid_combinations_are_rejected_in_the_words_of_perf_analyzer(words: str, message: str) -> None:
+    assert message in refusal(words)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("--service-kind tfserving", "--service-kind tfserving is not supported"),
         ("--service-kind openai", "--service-kind openai is not supported"),
@@ -235,37 +244,37 @@ def test_what_cannot_be_is_refused_in_perf_analyzers_words(words: str, says: str
         ("--enable-mpi", "--enable-mpi is not supported"),
     ],
 )
-def test_what_is_not_done_here_is_refused_with_its_reason(words: str, says: str) -> None:
-    assert says in refusal(words)
+def test_unsupported_flags_are_rejected_with_a_reason(words: str, message: str) -> None:
+    assert message in refusal(words)
 
 
-def test_a_model_must_be_named() -> None:
+def test_a_model_is_required() -> None:
     with pytest.raises(UsageError, match=r"Failed to parse -m \(model name\). The value must be specified."):
         read(["-u", "x:1"])
 
 
-def test_the_command_is_kept_without_the_secrets_in_it() -> None:
+def test_the_recorded_command_contains_no_secrets() -> None:
     secret = ["-H", "Authorization: Bearer abc ", "-Hx-api-key:5", "-H", "cookie:"]
-    made = read(["-m", "iris", *secret, "-H", "plain: word", "-p", "5"])
+    parsed = read(["-m", "iris", *secret, "-H", "plain: word", "-p", "5"])
 
-    assert made.headers[:3] == (("Authorization", "Bearer abc"), ("x-api-key", "5"), ("cookie", ""))
-    told = "-H Authorization:... -Hx-api-key:... -H cookie:... -H plain: word -p 5"
-    assert " ".join(made.command) == f"penstock perf -m iris {told}"
+    assert parsed.headers[:3] == (("Authorization", "Bearer abc"), ("x-api-key", "5"), ("cookie", ""))
+    warnings = "-H Authorization:... -Hx-api-key:... -H cookie:... -H plain: word -p 5"
+    assert " ".join(parsed.command) == f"penstock perf -m iris {warnings}"
 
 
 @given(st.lists(st.sampled_from([f"--{name}" for name in LONG] + [f"-{c}" for c in SHORT] + ["1", "a:b", "0", ""])))
-def test_any_words_are_read_or_refused(words: list[str]) -> None:
+def test_any_arguments_are_parsed_or_rejected(words: list[str]) -> None:
     with suppress(UsageError):
         read(words)
 
 
 @given(st.lists(st.text(max_size=5), max_size=5))
-def test_any_text_is_split_or_refused(words: list[str]) -> None:
+def test_any_text_is_split_or_rejected(words: list[str]) -> None:
     with suppress(UsageError):
         split(words)
 
 
-def test_inputs_are_told_as_metadata_would_tell_them() -> None:
+def test_declared_inputs_equal_those_of_metadata() -> None:
     assert options("--input a:b:fp32:-1,4 --input n:INT64:1").inputs == (
         {"name": "a:b", "datatype": "FP32", "shape": [-1, 4]},
         {"name": "n", "datatype": "INT64", "shape": [1]},

@@ -19,15 +19,15 @@ CLOSED = Options("iris", concurrency=Range(1, 2, 1))
 
 def printed(options: Options, run: Document) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
-    told = Console(options, out, err)
+    console = Console(options, out, err)
     for each in run.levels:
-        told.on_level_start(each.offered)
-        told.on_level_end(each)
-    told.close(run)
+        console.on_level_start(each.offered)
+        console.on_level_end(each)
+    console.close(run)
     return out.getvalue(), err.getvalue()
 
 
-def test_a_level_is_told_in_perf_analyzers_lines() -> None:
+def test_a_level_is_printed_in_the_format_of_perf_analyzer() -> None:
     out, err = printed(CLOSED, document(level(2, 5321.987, server=served())))
 
     assert out.splitlines() == [
@@ -54,7 +54,7 @@ def test_a_level_is_told_in_perf_analyzers_lines() -> None:
     assert err == ""
 
 
-def test_a_percentile_takes_the_place_of_the_mean() -> None:
+def test_a_percentile_replaces_the_mean() -> None:
     out, _ = printed(replace(CLOSED, rule=Rule(percentile=97)), document(level(1, 10, mean_us=50)))
 
     assert "Avg latency" not in out
@@ -69,7 +69,7 @@ def test_an_ensemble_lists_its_models() -> None:
     assert "  Composing models: \n  inner, version: 3\n      Inference count: 300\n" in out
 
 
-def test_a_cache_is_told_apart() -> None:
+def test_cache_figures_are_shown_separately() -> None:
     side = served(cache_hits=100, cache_misses=200, cache_hit_us=10.0, cache_miss_us=1.0)
     out, _ = printed(CLOSED, document(level(1, 10, server=side)))
 
@@ -77,12 +77,12 @@ def test_a_cache_is_told_apart() -> None:
     assert "queue 11 usec + cache hit/miss 23 usec)" in out
 
 
-def test_levels_that_did_not_go_well_say_so_and_are_marked() -> None:
+def test_levels_that_failed_or_were_unstable_are_marked() -> None:
     unstable = level(1, 10, stable=False, ended="unstable")
-    over = level(2, 10, ended=measuring.OVER)
+    exceeds_threshold = level(2, 10, ended=measuring.OVER)
     lost = level(3, 10, stable=False, settled=0, ended="the server was lost in window 2: reset")
     lost.client.errors = {"connection lost": 3}
-    out, err = printed(replace(CLOSED, rule=Rule(threshold_ms=5)), document(unstable, over, lost))
+    out, err = printed(replace(CLOSED, rule=Rule(threshold_ms=5)), document(unstable, exceeds_threshold, lost))
 
     assert err.splitlines() == [
         UNSTABLE,
@@ -95,7 +95,7 @@ def test_levels_that_did_not_go_well_say_so_and_are_marked() -> None:
     ]
 
 
-def test_errors_are_told_with_the_most_frequent_first_and_not_all_of_them() -> None:
+def test_the_most_frequent_errors_are_listed_first_up_to_a_limit() -> None:
     failing = level(1, 10)
     failing.client.errors = {f"50{number}: why": number for number in range(1, 8)}
     out, _ = printed(CLOSED, document(failing))
@@ -106,7 +106,7 @@ def test_errors_are_told_with_the_most_frequent_first_and_not_all_of_them() -> N
     )
 
 
-def test_a_generator_without_room_warns() -> None:
+def test_a_generator_that_uses_its_whole_core_warns() -> None:
     busy = level(1, 10)
     busy.client.cores = 0.95
 
@@ -114,12 +114,12 @@ def test_a_generator_without_room_warns() -> None:
     assert "[WARNING]" not in printed(replace(CLOSED, processes=2), document(busy))[0]
 
 
-def test_windows_are_told_where_more_is_wanted() -> None:
+def test_windows_are_printed_in_verbose_mode() -> None:
     out = io.StringIO()
-    told = Console(replace(CLOSED, verbose=1), out, out)
-    told.on_level_start(Offered("rate", 100.5))
+    console = Console(replace(CLOSED, verbose=1), out, out)
+    console.on_level_start(Offered("rate", 100.5))
     for part in (window([100] * 4), window([])):
-        told.on_window(part, measuring.client(part))
+        console.on_window(part, measuring.client(part))
 
     assert out.getvalue().splitlines() == [
         "Request Rate: 100.5 inference requests per seconds",
@@ -128,7 +128,7 @@ def test_windows_are_told_where_more_is_wanted() -> None:
     ]
 
 
-def test_the_settings_say_what_is_measured_and_how() -> None:
+def test_the_settings_describe_what_is_measured_and_how() -> None:
     lines = console.settings(replace(CLOSED, rule=Rule(interval_ms=300, percentile=90), binary_search=True))
 
     assert lines[0] == "*** Measurement Settings ***"
@@ -150,14 +150,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_has_a_bar_and_the_same_lines() -> None:
+def test_a_terminal_has_a_progress_bar_and_the_same_lines() -> None:
     out = Terminal()
-    told = Console(replace(CLOSED, verbose=1), out, out)
+    console = Console(replace(CLOSED, verbose=1), out, out)
     part = window([100] * 4)
-    told.on_level_start(Offered("concurrency", 2))
-    told.on_progress(0.5)
-    told.on_window(part, measuring.client(part))
-    told.on_level_end(level(2, 10))
+    console.on_level_start(Offered("concurrency", 2))
+    console.on_progress(0.5)
+    console.on_window(part, measuring.client(part))
+    console.on_level_end(level(2, 10))
 
     text = out.getvalue()
     assert "  Pass [1] throughput: 4 infer/sec. Avg latency: 100 usec (std 0 usec). " in text
@@ -165,7 +165,7 @@ def test_a_terminal_has_a_bar_and_the_same_lines() -> None:
     assert "Request concurrency: 2" in text
 
 
-def test_metrics_are_told_for_each_gpu() -> None:
+def test_metrics_are_shown_for_each_gpu() -> None:
     figures = {"utilization": 0.5, "power_w": 71.25, "memory_bytes": 2e9, "memory_total_bytes": 8e10}
     out, _ = printed(replace(CLOSED, collect_metrics=True), document(level(1, 10, gpus={"GPU-a": figures})))
 
@@ -181,14 +181,14 @@ def test_a_run_without_figures_has_no_summary() -> None:
     assert console.summary(CLOSED, document(lost(1))) == []
 
 
-def test_a_note_is_told_once_unless_more_is_wanted() -> None:
+def test_a_note_is_printed_once_unless_verbose() -> None:
     run = document(*(level(value, 10, notes=["no statistics"]) for value in (1, 2)))
 
     assert printed(CLOSED, run)[0].count("no statistics") == 1
     assert printed(replace(CLOSED, verbose=1), run)[0].count("no statistics") == 2
 
 
-def test_the_summary_says_how_many_requests_failed() -> None:
+def test_the_summary_counts_failed_requests() -> None:
     run = document(level(1, 10))
     run.levels[0].client.errors = {"503: busy": 3, "429: busy": 2}
 

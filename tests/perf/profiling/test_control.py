@@ -55,7 +55,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         )
 
 
-def test_both_protocols_say_the_same_of_the_server_and_its_models(both: Both) -> None:
+def test_both_protocols_describe_the_server_and_its_models_alike(both: Both) -> None:
     http, grpc = both
 
     assert http.server() == grpc.server()
@@ -77,7 +77,7 @@ def test_statistics_are_integers_by_version(both: Both) -> None:
     assert [len(control.statistics(NAME, "2")) for control in both] == [1, 1]
 
 
-def test_what_a_server_does_not_have_is_empty_and_what_it_refuses_is_an_error(both: Both) -> None:
+def test_an_unsupported_extension_is_empty_and_a_rejection_is_an_error(both: Both) -> None:
     for control in both:
         assert control.config("none") == {}
         assert control.statistics("none") == []
@@ -86,7 +86,7 @@ def test_what_a_server_does_not_have_is_empty_and_what_it_refuses_is_an_error(bo
             control.metadata("none")
 
 
-def test_regions_of_shared_memory_are_registered_and_forgotten(both: Both) -> None:
+def test_regions_of_shared_memory_are_registered_and_unregistered(both: Both) -> None:
     for control in both:
         key = f"/penstock-control-{uuid.uuid4().hex}"
         Path("/dev/shm", key[1:]).write_bytes(bytes(64))
@@ -129,7 +129,7 @@ def test_trace_settings_are_read_and_changed(both: Both) -> None:
         assert control.trace({"trace_rate": None}, NAME) == before
 
 
-def test_a_part_of_the_protocol_that_is_restricted_is_not_there_without_its_header(tmp_path: Path) -> None:
+def test_a_restricted_protocol_is_unavailable_without_its_header(tmp_path: Path) -> None:
     (tmp_path / NAME / "1").mkdir(parents=True)
     (tmp_path / NAME / "1" / "model.onnx").touch()
     loaders = {"onnxruntime": fake_loader(FakeBackend(GRAPH, list))}
@@ -142,38 +142,38 @@ def test_a_part_of_the_protocol_that_is_restricted_is_not_there_without_its_head
         assert control_for(told_twice, dict([header])).config(NAME)["name"] == NAME
 
 
-def test_a_server_that_is_not_there_is_an_error_and_not_ready() -> None:
+def test_an_unreachable_server_is_an_error_and_not_ready() -> None:
     for control in (control_for(Target("127.0.0.1", 1)), control_for(Target("127.0.0.1", 1, grpc=GRPC))):
         assert not control.ready()
-        for asked in (control.server, lambda: control.config("m"), lambda: control.statistics("m")):  # noqa: B023
+        for call in (control.server, lambda: control.config("m"), lambda: control.statistics("m")):  # noqa: B023
             with pytest.raises(ControlError) as raised:
-                asked()
+                call()
             assert not isinstance(raised.value, RefusedError)
 
 
 @pytest.mark.parametrize(
-    ("host", "header", "says"),
+    ("host", "header", "message"),
     [
         ("a..b", ("X", "y"), "label"),
         ("127.0.0.1", ("X", "\N{EURO SIGN}"), "latin-1"),
         ("127.0.0.1", ("X", "one\nline more"), "header"),
     ],
 )
-def test_what_cannot_be_asked_over_http_is_an_error(host: str, header: tuple[str, str], says: str) -> None:
+def test_a_call_that_fails_over_http_is_an_error(host: str, header: tuple[str, str], message: str) -> None:
     asking = control_for(Target(host, 1), dict([header]))
 
-    with pytest.raises(ControlError, match=says):
+    with pytest.raises(ControlError, match=message):
         asking.server()
 
 
 @pytest.mark.parametrize(
-    ("host", "header", "says"),
+    ("host", "header", "message"),
     [("a..b", ("x", "y"), "no connection to a..b:1: .*label"), ("127.0.0.1", ("x", "y" * 20_000), "header fields of")],
 )
-def test_what_cannot_be_asked_over_grpc_is_an_error(host: str, header: tuple[str, str], says: str) -> None:
+def test_a_call_that_fails_over_grpc_is_an_error(host: str, header: tuple[str, str], message: str) -> None:
     asking = control_for(Target(host, 1, grpc=GRPC), dict([header]))
 
-    with pytest.raises(ControlError, match=says):
+    with pytest.raises(ControlError, match=message):
         asking.server()
 
 
@@ -191,8 +191,8 @@ def scripted(answers: dict[str, tuple[int, str]], tls: ssl.SSLContext | None = N
     class Answering(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            made.asked.append((self.command, self.path, dict(self.headers), body))
-            status, text = made.answers.get(self.path, (404, "Not Found"))
+            stand_in.asked.append((self.command, self.path, dict(self.headers), body))
+            status, text = stand_in.answers.get(self.path, (404, "Not Found"))
             self.send_response(status)
             self.end_headers()
             self.wfile.write(text.encode())
@@ -205,18 +205,18 @@ def scripted(answers: dict[str, tuple[int, str]], tls: ssl.SSLContext | None = N
     server = HTTPServer(("127.0.0.1", 0), Answering)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    made = Scripted(server.server_port, answers)
+    stand_in = Scripted(server.server_port, answers)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield made
+        yield stand_in
     finally:
         server.shutdown()
         thread.join(10)
         server.server_close()
 
 
-def test_a_server_without_triton_s_extensions_says_nothing_more_than_it_has() -> None:
+def test_a_server_without_the_extensions_of_triton_returns_empty_results() -> None:
     metadata = {"name": "m", "platform": "", "inputs": [], "outputs": []}
     with scripted({"/v2/models/m": (200, json.dumps(metadata)), "/v2/models/m/stats": (200, "[1]")}) as server:
         control = control_for(Target("127.0.0.1", server.port), {"Authorization": "Bearer x"})
@@ -233,27 +233,29 @@ def test_a_server_without_triton_s_extensions_says_nothing_more_than_it_has() ->
 
 
 @pytest.mark.parametrize("text", ["", "<html>", "null", '"text"', "[[]]"])
-def test_an_answer_that_is_no_json_object_is_refused(text: str) -> None:
+def test_an_answer_that_is_not_a_json_object_is_rejected(text: str) -> None:
     with scripted({"/v2": (200, text)}) as server:
         control = control_for(Target("127.0.0.1", server.port))
         with pytest.raises(RefusedError):
             control.server()
 
 
-def test_https_is_spoken_to_whom_it_trusts(tmp_path: Path) -> None:
-    made, key = certificate(tmp_path)
+def test_https_works_with_a_trusted_server(tmp_path: Path) -> None:
+    certificate_file, key = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made, key)
+    context.load_cert_chain(certificate_file, key)
     with scripted({"/v2": (200, "{}")}, context) as server:
-        assert control_for(Target("127.0.0.1", server.port, Tls(roots=made))).server() == {}
+        assert control_for(Target("127.0.0.1", server.port, Tls(roots=certificate_file))).server() == {}
         assert control_for(Target("127.0.0.1", server.port, Tls(verify_peer=False))).server() == {}
         with pytest.raises(ControlError, match="certificate verify failed"):
             control_for(Target("127.0.0.1", server.port, Tls())).server()
 
 
 @pytest.mark.parametrize("grpc", [None, GRPC])
-def test_a_server_that_hangs_is_an_error_in_time(grpc: GrpcCall | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controls, "QUICK_S", 0.02)
+def test_a_server_that_hangs_is_an_error_after_the_timeout(
+    grpc: GrpcCall | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "READY_TIMEOUT_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asking = control_for(Target("127.0.0.1", silent.getsockname()[1], grpc=grpc))
         with pytest.raises(ControlError, match=r"timed out|no answer within"):

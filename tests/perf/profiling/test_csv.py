@@ -48,7 +48,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("options", "cached", "recorded"), RECORDED)
-def test_the_first_line_is_perf_analyzers(options: Options, cached: bool, recorded: str) -> None:
+def test_the_header_line_is_that_of_perf_analyzer(options: Options, cached: bool, recorded: str) -> None:
     run = document(level(1, 100), response_cache={"enable": cached})
 
     assert csv.text(run, options).splitlines()[0] == recorded
@@ -64,7 +64,7 @@ def test_a_server_without_statistics_has_no_columns() -> None:
     ]
 
 
-def test_a_cache_has_its_columns_in_each_line_also_where_only_its_counts_tell_of_it() -> None:
+def test_a_cache_adds_columns_to_every_row_even_if_only_its_counts_show_it() -> None:
     hits = served(cache_hits=1, cache_hit_us=4.0)
     lines = csv.text(document(level(1, 100, server=hits), level(2, 200)), CLOSED).splitlines()
 
@@ -75,7 +75,7 @@ def test_a_cache_has_its_columns_in_each_line_also_where_only_its_counts_tell_of
     ]
 
 
-def test_levels_stand_in_the_order_of_their_throughput_and_times_are_cut_off() -> None:
+def test_levels_are_ordered_by_throughput_and_times_are_truncated() -> None:
     run = document(level(8, 5321.987, server=served()), level(1, 1234567.8, server=served()), level(2, 99.5))
 
     assert csv.text(run, CLOSED).splitlines()[1:] == [
@@ -85,20 +85,20 @@ def test_levels_stand_in_the_order_of_their_throughput_and_times_are_cut_off() -
     ]
 
 
-def test_levels_that_did_not_go_well_are_left_out() -> None:
+def test_levels_that_failed_or_were_unstable_are_omitted() -> None:
     run = document(level(1, 100), level(2, 200, stable=False, ended="unstable"), level(3, 300, ended="over"))
 
     assert [line.split(",")[0] for line in csv.text(run, CLOSED).splitlines()] == ["Concurrency", "1"]
 
 
-def test_the_time_that_an_open_loop_sent_late_is_no_waiting_for_an_answer() -> None:
+def test_lateness_in_sending_is_not_part_of_the_request_time() -> None:
     late = level(100, 100)
     late.client.late_us = {"mean": 30.0, "p50": 0.0, "p99": 0.0, "max": 0.0}
 
     assert csv.text(document(late), replace(RATES, verbose_csv=True)).splitlines()[1].endswith(",100,0,70")
 
 
-def test_gpus_are_told_by_their_uuid() -> None:
+def test_gpus_are_named_by_their_uuid() -> None:
     figures = {"utilization": 0.5, "power_w": 71.25, "memory_bytes": 2e9, "memory_total_bytes": 8e10}
     run = document(level(1, 100, gpus={"GPU-b": figures, "GPU-a": {"utilization": 1.0}}))
     options = replace(CLOSED, verbose_csv=True, collect_metrics=True)
@@ -110,7 +110,7 @@ def test_gpus_are_told_by_their_uuid() -> None:
     )
 
 
-def test_each_composing_model_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_composing_model_has_its_own_file(tmp_path: Path) -> None:
     part = served(requests=150, request_us=50.0, version="3")
     run = document(level(4, 1000, server=served(composing={"inner": part})))
     csv.write(run, CLOSED, tmp_path / "out.csv")
@@ -122,16 +122,16 @@ def test_each_composing_model_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_text("utf-8").startswith("Concurrency,")
 
 
-def test_a_model_of_many_answers_has_their_column() -> None:
+def test_a_decoupled_model_has_a_column_for_responses() -> None:
     run = document(level(1, 100), model_transaction_policy={"decoupled": True})
 
     assert csv.text(run, CLOSED).startswith("Concurrency,Inferences/Second,Response Throughput,Client Send,")
 
 
-@pytest.mark.parametrize(("told", "written"), [(400.0, "4,100,400,"), (None, "4,100,100,")], ids=["many", "one each"])
-def test_answers_of_a_decoupled_model_are_counted(told: float | None, written: str) -> None:
+@pytest.mark.parametrize(("per_s", "written"), [(400.0, "4,100,400,"), (None, "4,100,100,")], ids=["many", "one each"])
+def test_responses_of_a_decoupled_model_are_counted(per_s: float | None, written: str) -> None:
     one = level(4, 100)
-    one.client.responses_per_s = told
+    one.client.responses_per_s = per_s
 
     text = csv.text(document(one, model_transaction_policy={"decoupled": True}), CLOSED)
 

@@ -54,9 +54,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def test_a_model_is_driven_and_reported(
     live: Live, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    over = live.grpc_address if "-i grpc" in words else live.address
+    exceeds_threshold = live.grpc_address if "-i grpc" in words else live.address
     files = f"-f {tmp_path / 'a.csv'} --verbose-csv --json {tmp_path / 'a.json'}"
-    status = command.main(f"-u {over} {words} {QUICK} {files}".split())
+    status = command.main(f"-u {exceeds_threshold} {words} {QUICK} {files}".split())
     printed = capsys.readouterr()
 
     assert status == 0, printed.err
@@ -74,7 +74,7 @@ def test_a_model_is_driven_and_reported(
         assert run.levels[0].server.requests == 30
 
 
-def test_a_model_whose_every_request_fails_is_told_in_the_servers_words(
+def test_a_model_whose_requests_all_fail_is_reported_in_the_words_of_the_server(
     live: Live, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"-u {live.address} -m simple_string --string-data word {QUICK}"
@@ -83,12 +83,12 @@ def test_a_model_whose_every_request_fails_is_told_in_the_servers_words(
     assert "every request failed: " in capsys.readouterr().err
 
 
-def test_what_is_not_there_is_told(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_or_server_is_reported(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["-u", live.address, "-m", "none"]) == 99
     assert "'none' is not found" in capsys.readouterr().err
 
 
-def test_a_run_is_made_without_a_command_line(live: Live) -> None:
+def test_a_run_works_without_a_command_line(live: Live) -> None:
     traced = (("trace_level", ("OFF",)), ("trace_rate", ("500",)))
     options = Options("simple", url=live.address, rule=Rule(total_requests=20), trace=traced)
     run = profile(options)
@@ -98,7 +98,7 @@ def test_a_run_is_made_without_a_command_line(live: Live) -> None:
     assert control_for(target(options)).trace()["trace_rate"] == "500"
 
 
-def test_ctrl_c_ends_a_run_that_then_writes_what_it_has(live: Live, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_that_then_writes_its_results(live: Live, tmp_path: Path) -> None:
     names = {"-f": "a.csv", "--json": "a.json", "--html": "a.html", "--profile-export-file": "a.prof"}
     files = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
     endless = "--concurrency-range 1:2 --measurement-mode count_windows --measurement-request-count 20 -r 1000000 -v"
@@ -144,7 +144,7 @@ def test_a_server_that_dies_is_reported_and_not_averaged(tmp_path: Path, capsys:
     assert "Concurrency: 4" not in printed.out
 
 
-def test_the_extras_are_not_needed_to_import_any_of_it() -> None:
+def test_importing_any_module_needs_no_extra() -> None:
     folder = Path(__file__).parents[3] / "perf" / "profiling"
     names = ", ".join(f"penstock.perf.profiling.{path.stem}" for path in sorted(folder.glob("[a-z]*.py")))
     program = f"import sys\nfor name in ('rich', 'plotly', 'hdrh', 'psutil'): sys.modules[name] = None\nimport {names}"

@@ -53,7 +53,7 @@ def _only_first(device: int, value: int) -> int:
     return value
 
 
-def test_every_gpu_tells_what_it_knows_in_the_units_of_the_document() -> None:
+def test_every_gpu_reports_its_known_values_in_the_units_of_the_document() -> None:
     assert Nvml(list, FakeNvml).read() == {
         "gpu.GPU-1.utilization": 0.37,
         "gpu.GPU-1.memory_bytes": 40,
@@ -102,13 +102,13 @@ def at(second: float, **values: float) -> Reading:
     ],
     ids=["counter", "page", "two counters", "power", "began anew", "two GPUs", "untold", "none"],
 )
-def test_energy_is_what_the_counters_grew_by_or_else_mean_power_times_time(
+def test_energy_is_the_growth_of_the_counter_or_else_mean_power_times_time(
     readings: list[Reading], spent: float | None
 ) -> None:
     assert joules(readings, set()) == (None if spent is None else pytest.approx(spent))
 
 
-def test_gpus_that_others_use_are_left_out_where_the_servers_are_known() -> None:
+def test_gpus_not_used_by_the_server_are_excluded_if_its_gpus_are_known() -> None:
     readings = [at(0, energy_j=1, b_energy_j=1), at(4, energy_j=2, b_energy_j=100)]
 
     assert joules(readings, {"a"}) == 1

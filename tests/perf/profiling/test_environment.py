@@ -29,27 +29,27 @@ def proc(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_machine_is_described_by_what_is_known_of_it(proc: Path, tmp_path: Path) -> None:
+def test_a_machine_is_described_by_what_is_known(proc: Path, tmp_path: Path) -> None:
     gpu = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 5}
 
-    found = machine(proc, tmp_path / "none", lambda: ([gpu], "580.1"))
+    description = machine(proc, tmp_path / "none", lambda: ([gpu], "580.1"))
 
-    assert (found["cpu"], found["memory_bytes"]) == ("AMD EPYC 9", 2048 * 1024)
-    assert (found["gpus"], found["gpu_driver"]) == ([gpu], "580.1")
-    assert found["cores"] >= found["usable_cores"] >= 1
-    assert not {"cgroup_cpus", "cgroup_memory_bytes"} & found.keys()
-    json.dumps(found)
-
-
-def test_a_machine_without_gpus_or_proc_says_what_is_left(tmp_path: Path) -> None:
-    found = machine(tmp_path, tmp_path, no_gpus)
-
-    assert not {"gpus", "gpu_driver", "memory_bytes"} & found.keys()
-    assert found["kernel"]
+    assert (description["cpu"], description["memory_bytes"]) == ("AMD EPYC 9", 2048 * 1024)
+    assert (description["gpus"], description["gpu_driver"]) == ([gpu], "580.1")
+    assert description["cores"] >= description["usable_cores"] >= 1
+    assert not {"cgroup_cpus", "cgroup_memory_bytes"} & description.keys()
+    json.dumps(description)
 
 
-def test_a_driver_that_hangs_is_left_behind(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_PATIENCE_S", 0.01)
+def test_a_machine_without_gpus_or_proc_is_described_by_the_rest(tmp_path: Path) -> None:
+    description = machine(tmp_path, tmp_path, no_gpus)
+
+    assert not {"gpus", "gpu_driver", "memory_bytes"} & description.keys()
+    assert description["kernel"]
+
+
+def test_a_driver_that_hangs_is_skipped(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_GPU_TIMEOUT_S", 0.01)
     hang = threading.Event()
 
     def hanging() -> tuple[list[dict[str, Any]], str]:
@@ -75,7 +75,7 @@ def test_a_driver_that_hangs_is_left_behind(proc: Path, tmp_path: Path, monkeypa
     ],
     ids=["v2", "no limit", "of a container", "v1", "v1 without"],
 )
-def test_limits_of_cgroups_are_told(
+def test_cgroup_limits_are_reported(
     proc: Path, tmp_path: Path, membership: str, files: dict[str, str], limits: tuple[float | None, int | None]
 ) -> None:
     (proc / "self" / "cgroup").write_text(membership)
@@ -83,20 +83,20 @@ def test_limits_of_cgroups_are_told(
         (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "cgroup" / name).write_text(text)
 
-    found = machine(proc, tmp_path / "cgroup", no_gpus)
+    description = machine(proc, tmp_path / "cgroup", no_gpus)
 
-    assert (found.get("cgroup_cpus"), found.get("cgroup_memory_bytes")) == limits
+    assert (description.get("cgroup_cpus"), description.get("cgroup_memory_bytes")) == limits
 
 
-def test_versions_are_of_this_program_what_it_stands_on_and_the_server() -> None:
-    found = versions({"name": "triton", "version": "2.47.0", "extensions": []})
+def test_versions_include_this_program_its_dependencies_and_the_server() -> None:
+    description = versions({"name": "triton", "version": "2.47.0", "extensions": []})
 
-    assert found.keys() == {"python", "penstock", "numpy", "uvloop", "server"}
-    assert found["server"] == "triton 2.47.0"
+    assert description.keys() == {"python", "penstock", "numpy", "uvloop", "server"}
+    assert description["server"] == "triton 2.47.0"
     assert "server" not in versions({})
 
 
-def test_the_cores_both_may_run_on_are_counted() -> None:
+def test_the_cores_shared_with_the_server_are_counted() -> None:
     assert sharing({0, 1, 2}, {1, 2, 3}) == "client and server share 2 cores"
     assert sharing({0}, {0}) == "client and server share 1 core"
     assert sharing({0}, {1}) == "client and server have cores of their own"
@@ -119,11 +119,11 @@ def shuffled(value: Any, order: random.Random) -> Any:
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=5), configs, max_size=4), st.integers())
-def test_a_fingerprint_does_not_hang_on_the_order_of_names(config: dict[str, Any], seed: int) -> None:
+def test_a_fingerprint_does_not_depend_on_the_order_of_names(config: dict[str, Any], seed: int) -> None:
     assert fingerprint(config) == fingerprint(shuffled(config, random.Random(seed)))
 
 
-def test_a_fingerprint_is_another_where_one_value_is_another_and_stays_what_it_was() -> None:
+def test_a_fingerprint_changes_with_any_value_and_is_stable_across_releases() -> None:
     config = {"name": "iris", "max_batch_size": 64, "input": [{"dims": [4]}]}
 
     assert fingerprint(config) == "47b47564572ed054"

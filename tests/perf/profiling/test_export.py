@@ -19,7 +19,7 @@ def written(export: Export, folder: Path) -> Any:
     return json.loads((folder / "profile.json").read_text("utf-8"))
 
 
-def test_requests_of_each_level_stand_in_perf_analyzers_form(tmp_path: Path) -> None:
+def test_requests_of_each_level_are_in_the_format_of_perf_analyzer(tmp_path: Path) -> None:
     now_ns = time.monotonic_ns()
     export = Export(wall_ns=lambda: now_ns)
     for offered in (Offered("concurrency", 2), Offered("rate", 2.5)):
@@ -27,14 +27,14 @@ def test_requests_of_each_level_stand_in_perf_analyzers_form(tmp_path: Path) -> 
         for begin_s in (0, 1):
             part = window([100], begin_s)
             export.on_window(part, measuring.client(part))
-    found = written(export, tmp_path)
+    exported = written(export, tmp_path)
 
-    assert [each["experiment"] for each in found["experiments"]] == [
+    assert [each["experiment"] for each in exported["experiments"]] == [
         {"mode": "concurrency", "value": 2},
         {"mode": "request_rate", "value": 2.5},
     ]
-    assert (found["version"], found["service_kind"], found["endpoint"]) == ("2.47.0", "triton", "")
-    first = found["experiments"][0]
+    assert (exported["version"], exported["service_kind"], exported["endpoint"]) == ("2.47.0", "triton", "")
+    first = exported["experiments"][0]
     request = first["requests"][0]
     assert request.keys() == {"timestamp", "request_inputs", "response_timestamps", "response_outputs"}
     assert request["response_timestamps"][0] - request["timestamp"] == 100_000
@@ -46,7 +46,7 @@ def test_requests_of_each_level_stand_in_perf_analyzers_form(tmp_path: Path) -> 
 def test_each_response_of_a_decoupled_model_has_its_time(tmp_path: Path) -> None:
     export = Export()
     export.on_level_start(Offered("concurrency", 1))
-    part = window([100, 200], earlier=np.array([2, 0], np.int64), responses=2)
+    part = window([100, 200], earlier_counts=np.array([2, 0], np.int64), responses=2)
     part.earlier_ns = part.starts_ns[0] + np.array([10, 20], np.int64)
     export.on_window(part, measuring.client(part))
 

@@ -17,7 +17,7 @@ from tests.perf.profiling.scripted import QUICK, Scripted, window
 FOUR = Load(concurrency=4)
 
 
-class Told(LoadListener):
+class RecordingListener(LoadListener):
     def __init__(self, stop_after: int = 1000) -> None:
         self.words: list[str] = []
         self._stop_after = stop_after
@@ -35,17 +35,17 @@ class Told(LoadListener):
         return self.words.count("passed") >= self._stop_after
 
 
-def test_a_level_is_stable_with_the_third_of_three_like_windows() -> None:
+def test_a_level_is_stable_after_three_similar_windows() -> None:
     fleet = Scripted(window([100] * 20))
     level = measure(fleet, FOUR, QUICK, rows=2)
 
     assert (level.stable, level.ended, level.settled, len(level.windows)) == (True, "", 3, 3)
     assert (level.client.requests, level.client.rows) == (60, 120)
-    assert fleet.told[0] == FOUR
-    assert fleet.told[-1] == "halt"
+    assert fleet.orders[0] == FOUR
+    assert fleet.orders[-1] == "halt"
 
 
-def test_windows_before_the_last_three_are_in_no_figure() -> None:
+def test_windows_before_the_last_three_are_not_part_of_any_figure() -> None:
     slow, fast = window([9000] * 5), window([100] * 20)
     level = measure(Scripted(slow, slow, fast), FOUR, QUICK)
 
@@ -53,7 +53,7 @@ def test_windows_before_the_last_three_are_in_no_figure() -> None:
     assert level.client.latency_us["max"] == pytest.approx(100)
 
 
-def test_a_level_that_never_settles_is_told_as_unstable_with_its_last_windows() -> None:
+def test_a_level_that_never_settles_is_unstable_with_its_last_windows() -> None:
     windows = [window([100] * count) for count in (10, 20, 40, 80, 160)]
     level = measure(Scripted(*windows), FOUR, replace(QUICK, trials=5))
 
@@ -61,13 +61,13 @@ def test_a_level_that_never_settles_is_told_as_unstable_with_its_last_windows() 
     assert level.client.requests == 40 + 80 + 160
 
 
-def test_a_level_over_the_threshold_is_measured_and_says_so() -> None:
+def test_a_level_over_the_threshold_is_measured_and_marked() -> None:
     level = measure(Scripted(window([6000] * 10)), FOUR, replace(QUICK, threshold_ms=5))
 
     assert (level.stable, level.ended, level.settled) == (True, OVER, 3)
 
 
-def test_a_level_whose_percentile_is_over_the_threshold_is_over_it() -> None:
+def test_the_threshold_applies_to_the_chosen_percentile() -> None:
     mixed = window([1000] * 80 + [9000] * 20)
     rule = replace(QUICK, threshold_ms=5)
 
@@ -75,8 +75,8 @@ def test_a_level_whose_percentile_is_over_the_threshold_is_over_it() -> None:
     assert measure(Scripted(mixed), FOUR, replace(rule, percentile=90)).ended == OVER
 
 
-def test_a_level_that_is_interrupted_keeps_what_it_has() -> None:
-    level = measure(Scripted(window([100] * 20)), FOUR, QUICK, watching=Told(stop_after=2))
+def test_an_interrupted_level_keeps_its_results() -> None:
+    level = measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=RecordingListener(stop_after=2))
 
     assert (level.stable, level.ended, level.settled) == (False, INTERRUPTED, 3)
     assert level.client.requests > 0
@@ -85,7 +85,7 @@ def test_a_level_that_is_interrupted_keeps_what_it_has() -> None:
 def test_a_server_that_dies_is_reported_and_not_averaged() -> None:
     good, silent = window([100] * 20), window([])
     dying = window([100] * 5, errors=Counter({"connection lost: reset": 4}))
-    dead = window([], lost="connection refused")
+    dead = window([], failure="connection refused")
     level = measure(Scripted(good, good, dying, silent, dead), FOUR, replace(QUICK, percentage=0))
 
     assert (level.stable, level.settled) == (False, 0)
@@ -95,42 +95,42 @@ def test_a_server_that_dies_is_reported_and_not_averaged() -> None:
     assert len(level.windows) == 5
 
 
-def test_windows_shorter_than_the_time_between_requests_are_no_silence_of_the_server() -> None:
+def test_windows_shorter_than_a_request_do_not_mean_that_the_server_died() -> None:
     level = measure(Scripted(window([100]), window([])), FOUR, replace(QUICK, trials=6))
 
     assert (level.stable, level.settled, level.ended) == (False, 0, EMPTY)
 
 
 @pytest.mark.parametrize(
-    ("after", "why"),
+    ("after", "reason"),
     [
         (
             window([], errors=Counter({UNANSWERED: 4})),
             f"the server stopped answering in window 3: {UNANSWERED}",
         ),
-        (window([], lost="connection refused"), "the server was lost in window 3: connection refused"),
+        (window([], failure="connection refused"), "the server was lost in window 3: connection refused"),
     ],
 )
 @pytest.mark.parametrize("stop_after", [1000, 3])
-def test_a_server_that_dies_in_the_last_window_is_reported_too(after: Window, why: str, stop_after: int) -> None:
-    level = measure(Scripted(window([100] * 20), after=after), FOUR, QUICK, watching=Told(stop_after))
+def test_a_server_that_dies_in_the_last_window_is_reported(after: Window, reason: str, stop_after: int) -> None:
+    level = measure(Scripted(window([100] * 20), after=after), FOUR, QUICK, listener=RecordingListener(stop_after))
 
-    assert (level.stable, level.settled, level.ended) == (False, 0, why)
+    assert (level.stable, level.settled, level.ended) == (False, 0, reason)
 
 
-def test_a_server_that_never_answers_is_no_window_too_short() -> None:
+def test_a_server_that_never_answers_is_not_reported_as_a_short_window() -> None:
     level = measure(Scripted(window([]), after=window([], errors=Counter({UNANSWERED: 4}))), FOUR, QUICK)
 
     assert level.ended == f"the server stopped answering in window 1: {UNANSWERED}"
 
 
-def test_one_request_that_hangs_among_others_that_are_answered_is_no_death() -> None:
+def test_one_hanging_request_among_answered_ones_does_not_mean_that_the_server_died() -> None:
     after = window([100], errors=Counter({UNANSWERED: 1}))
 
     assert measure(Scripted(window([100] * 20), after=after), FOUR, QUICK).ended == ""
 
 
-def test_a_window_of_so_many_requests_ends_where_the_server_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_by_count_ends_if_the_server_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(Scripted):
         def wait(self, seconds: float, requests: int = 0) -> bool:
             super().wait(seconds, requests)
@@ -143,14 +143,14 @@ def test_a_window_of_so_many_requests_ends_where_the_server_hangs(monkeypatch: p
     assert "stopped answering" in measure(fleet, FOUR, rule).ended
 
 
-def test_windows_in_which_nothing_ends_are_too_short() -> None:
+def test_windows_in_which_no_request_ends_are_too_short() -> None:
     level = measure(Scripted(window([])), FOUR, replace(QUICK, trials=4))
 
     assert (level.stable, level.ended, level.client.requests) == (False, EMPTY, 0)
     assert len(level.windows) == 4
 
 
-def test_a_window_of_errors_alone_ends_the_level_with_the_servers_words() -> None:
+def test_a_window_with_only_errors_ends_the_level_in_the_words_of_the_server() -> None:
     bad = window([], errors=Counter({"400: no such input": 9, "connection lost: reset": 1}))
     level = measure(Scripted(bad), FOUR, QUICK)
 
@@ -158,7 +158,7 @@ def test_a_window_of_errors_alone_ends_the_level_with_the_servers_words() -> Non
     assert level.client.errors == {"400: no such input": 9, "connection lost: reset": 1}
 
 
-def test_some_errors_are_counted_and_in_no_latency() -> None:
+def test_errors_are_counted_without_a_latency() -> None:
     mixed = window([100] * 20, errors=Counter({"503: full": 2}))
     level = measure(Scripted(mixed), FOUR, QUICK)
 
@@ -167,7 +167,7 @@ def test_some_errors_are_counted_and_in_no_latency() -> None:
     assert level.client.requests == 60
 
 
-def test_a_number_of_requests_is_one_window_from_the_first_beginning_to_the_last_end() -> None:
+def test_a_fixed_number_of_requests_is_one_window_from_first_start_to_last_end() -> None:
     load = replace(FOUR, requests=20)
     fleet = Scripted(window([100] * 20, begin_s=5))
     level = measure(fleet, load, QUICK)
@@ -176,21 +176,21 @@ def test_a_number_of_requests_is_one_window_from_the_first_beginning_to_the_last
     assert level.client.seconds == pytest.approx(1 - 0.05 + 100e-6)
 
 
-def test_warming_up_sends_so_many_before_the_first_window() -> None:
+def test_warm_up_requests_precede_the_first_window() -> None:
     fleet = Scripted(window([100] * 20))
     measure(fleet, FOUR, replace(QUICK, warmup_requests=7))
 
-    assert fleet.told[:4] == [replace(FOUR, requests=7), "wait", "halt", FOUR]
+    assert fleet.orders[:4] == [replace(FOUR, requests=7), "wait", "halt", FOUR]
 
 
-def test_a_mark_stands_before_the_first_window_and_after_each() -> None:
-    told = Told()
-    measure(Scripted(window([100] * 20)), FOUR, QUICK, watching=told)
+def test_marks_are_set_before_the_first_window_and_after_each() -> None:
+    figures = RecordingListener()
+    measure(Scripted(window([100] * 20)), FOUR, QUICK, listener=figures)
 
-    assert told.words == ["began", "marked", "marked", "passed", "marked", "passed", "marked", "passed"]
+    assert figures.words == ["began", "marked", "marked", "passed", "marked", "passed", "marked", "passed"]
 
 
-def test_counted_windows_wait_for_their_requests() -> None:
+def test_windows_by_count_wait_for_their_requests() -> None:
     fleet = Scripted(window([100] * 20))
 
     assert measure(fleet, FOUR, Rule(by_count=True, requests=10)).stable
@@ -205,43 +205,45 @@ def test_counted_windows_wait_for_their_requests() -> None:
         (Load(intervals_us=(1000.0, 3000.0)), "intervals", 500),
     ],
 )
-def test_what_a_load_offers(load: Load, kind: str, value: float) -> None:
-    found = measuring.offered(load)
+def test_the_offered_load_is_described(load: Load, kind: str, value: float) -> None:
+    figures = measuring.offered(load)
 
-    assert (found.kind, found.value) == (kind, value)
-
-
-def test_a_percentile_that_was_asked_for_is_told_beside_the_others() -> None:
-    told = measuring.client(window(list(range(1, 101))), 1, 97)
-
-    assert told.latency_us["p97"] == pytest.approx(97, abs=0.01)
-    assert {"mean", "std", "min", "max", "p50", "p75", "p90", "p95", "p99", "p99.9"} < told.latency_us.keys()
+    assert (figures.kind, figures.value) == (kind, value)
 
 
-def test_responses_are_told_of_where_a_request_has_several() -> None:
-    one = measuring.client(window([100], earlier=np.array([0], np.int64), responses=1))
-    several = measuring.client(window([100], earlier=np.array([2], np.int64), earlier_ns=np.ones(2), responses=3))
+def test_the_chosen_percentile_is_reported_besides_the_usual_ones() -> None:
+    figures = measuring.client(window(list(range(1, 101))), 1, 97)
+
+    assert figures.latency_us["p97"] == pytest.approx(97, abs=0.01)
+    assert {"mean", "std", "min", "max", "p50", "p75", "p90", "p95", "p99", "p99.9"} < figures.latency_us.keys()
+
+
+def test_responses_are_reported_if_a_request_has_several() -> None:
+    one = measuring.client(window([100], earlier_counts=np.array([0], np.int64), responses=1))
+    several = measuring.client(
+        window([100], earlier_counts=np.array([2], np.int64), earlier_ns=np.ones(2), responses=3)
+    )
 
     assert (one.responses_per_s, several.responses_per_s) == (None, 3.0)
 
 
-def test_lateness_is_told_of_an_open_loop_only() -> None:
+def test_lateness_is_reported_only_for_an_open_loop() -> None:
     late = window([100] * 4, late_ns=np.array([0, 1000, 2000, 9000], np.int64))
 
     assert measuring.client(late).late_us == {"mean": 3.0, "p50": 2.0, "p99": 9.0, "max": 9.0}
     assert measuring.client(window([100])).late_us is None
 
 
-def test_the_figures_of_a_window_are_of_its_answers_and_its_time() -> None:
+def test_the_figures_of_a_window_follow_from_its_answers_and_its_time() -> None:
     ends = np.arange(1, 102) * 1_000_000
-    seen = Window(0, 2_000_000_000, ends - 500_000, ends, np.arange(101) * 1000, cpu_s=0.5)
-    seen.starts_ns[0] -= 101_000
+    window_seen = Window(0, 2_000_000_000, ends - 500_000, ends, np.arange(101) * 1000, cpu_s=0.5)
+    window_seen.starts_ns[0] -= 101_000
 
-    found = measuring.client(seen, rows=4)
+    figures = measuring.client(window_seen, rows=4)
 
-    assert (found.requests, found.rows, found.requests_per_s, found.rows_per_s) == (101, 404, 50.5, 202.0)
-    assert found.cpu_us_per_request == pytest.approx(0.5e6 / 101)
-    assert (found.cores, found.latency_us["max"]) == (0.25, 601)
-    assert found.latency_us["mean"] == pytest.approx(501)
-    assert found.latency_us["std"] == pytest.approx(101**0.5)
-    assert found.late_us == {"mean": 50, "p50": 50, "p99": 99, "max": 100}
+    assert (figures.requests, figures.rows, figures.requests_per_s, figures.rows_per_s) == (101, 404, 50.5, 202.0)
+    assert figures.cpu_us_per_request == pytest.approx(0.5e6 / 101)
+    assert (figures.cores, figures.latency_us["max"]) == (0.25, 601)
+    assert figures.latency_us["mean"] == pytest.approx(501)
+    assert figures.latency_us["std"] == pytest.approx(101**0.5)
+    assert figures.late_us == {"mean": 50, "p50": 50, "p99": 99, "max": 100}

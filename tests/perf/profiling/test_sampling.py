@@ -23,9 +23,15 @@ from penstock.perf.profiling import sampling
 from penstock.perf.profiling.control import ControlError
 from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.options import Options
-from penstock.perf.profiling.sampling_looking import SourceReader, within
-from penstock.perf.profiling.sampling_page import Page, PageError, lines, series
-from penstock.perf.profiling.sampling_processes import Family, NotFoundError, addresses, is_here, listening
+from penstock.perf.profiling.sampling_metrics import MetricsPage, MetricsPageError, metric_lines, parse_page
+from penstock.perf.profiling.sampling_processes import (
+    NotFoundError,
+    ServerProcesses,
+    addresses,
+    is_local_host,
+    listening,
+)
+from penstock.perf.profiling.sampling_readers import SourceReader, read_within
 from penstock.perf.profiling.sampling_series import Reading, gpus, samples
 from penstock.perf.reports.document import Client, Level, Offered
 from penstock.server.gpus import nvml
@@ -36,8 +42,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # -- series
 
 
-def test_counters_become_rates_between_one_sample_and_the_next() -> None:
-    found = samples(
+def test_counters_become_rates_between_consecutive_samples() -> None:
+    recorded = samples(
         [
             Reading(10, {"server.cpu_s": 5, "cpu.busy_s": 1, "cpu.all_s": 4}),
             Reading(11, {"server.cpu_s": 5.5, "cpu.busy_s": 2, "cpu.all_s": 8, "memory.used_bytes": 7}),
@@ -45,21 +51,21 @@ def test_counters_become_rates_between_one_sample_and_the_next() -> None:
         ]
     )
 
-    assert found.at_s == [1, 3]
-    assert found.series == {
+    assert recorded.at_s == [1, 3]
+    assert recorded.series == {
         "memory.used_bytes": [7, 8],
         "server.cores": [0.5, 2.0],
         "cpu.utilization": [0.25, None],
     }
 
 
-def test_a_counter_that_began_anew_tells_no_rate() -> None:
-    found = samples([Reading(0, {"server.cpu_s": 5}), Reading(1, {"server.cpu_s": 2})])
+def test_a_reset_counter_gives_no_rate() -> None:
+    recorded = samples([Reading(0, {"server.cpu_s": 5}), Reading(1, {"server.cpu_s": 2})])
 
-    assert found.series == {}
+    assert recorded.series == {}
 
 
-def test_gpus_are_summed_up_as_perf_analyzer_does() -> None:
+def test_gpus_are_summarized_as_in_perf_analyzer() -> None:
     readings = [
         Reading(0, {"gpu.GPU-1.a.utilization": 0.2, "gpu.GPU-1.a.power_w": 100, "gpu.GPU-1.a.memory_bytes": 5}),
         Reading(1, {"gpu.GPU-1.a.utilization": 0.4, "gpu.GPU-1.a.memory_total_bytes": 9, "gpu.b.power_w": 1}),
@@ -84,11 +90,11 @@ readings = st.lists(st.dictionaries(names, st.floats(0, 1e9)), min_size=1, max_s
 
 
 @given(readings)
-def test_every_series_has_a_value_or_none_for_each_sample_and_no_rate_is_negative(found: list[Reading]) -> None:
-    made = samples(found)
+def test_every_series_has_a_value_or_none_per_sample_and_no_negative_rate(recorded: list[Reading]) -> None:
+    sampled = samples(recorded)
 
-    assert all(len(values) == len(made.at_s) == len(found) - 1 for values in made.series.values())
-    assert all(value is None or value >= 0 for values in made.series.values() for value in values)
+    assert all(len(values) == len(sampled.at_s) == len(recorded) - 1 for values in sampled.series.values())
+    assert all(value is None or value >= 0 for values in sampled.series.values() for value in values)
 
 
 # -- the metrics page
@@ -110,8 +116,8 @@ nv_inference_count{model="nv_gpu_utilization"} 4
 """
 
 
-def test_a_page_tells_of_gpus_and_of_the_machine_and_lines_that_are_none_are_passed_over() -> None:
-    assert series(PAGE) == {
+def test_a_metrics_page_is_parsed_for_gpus_and_machine_and_other_lines_are_skipped() -> None:
+    assert parse_page(PAGE) == {
         "gpu.GPU-1.utilization": 0.37,
         "gpu.GPU-1.power_w": 123,
         "gpu.GPU-1.memory_bytes": 85899345920,
@@ -121,14 +127,14 @@ def test_a_page_tells_of_gpus_and_of_the_machine_and_lines_that_are_none_are_pas
     }
 
 
-def test_a_page_of_other_metrics_has_no_series_and_is_a_page() -> None:
-    assert series('up{job="x"} 1\n') == {}
+def test_a_metrics_page_without_known_metrics_has_no_series() -> None:
+    assert parse_page('up{job="x"} 1\n') == {}
 
 
 @pytest.mark.parametrize("text", ["", "<html>no</html>", "# only\n# comments\n"], ids=["empty", "html", "comments"])
-def test_what_is_no_page_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(PageError, match="no metrics"):
-        series(text)
+def test_a_page_that_is_not_metrics_is_rejected(text: str) -> None:
+    with pytest.raises(MetricsPageError, match="no metrics"):
+        parse_page(text)
 
 
 labels = st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), st.text(), max_size=3)
@@ -151,15 +157,15 @@ def written(name: str, labelled: Mapping[str, str], value: float) -> str:
         )
     )
 )
-def test_a_page_is_read_as_it_was_written(rows: list[tuple[str, dict[str, str], float]]) -> None:
+def test_a_metrics_page_is_parsed_as_it_was_written(rows: list[tuple[str, dict[str, str], float]]) -> None:
     text = "\n".join(written(*row) for row in rows)
 
-    assert list(lines(text)) == rows
+    assert list(metric_lines(text)) == rows
 
 
 @given(st.text() | st.lists(st.sampled_from([*PAGE, "\\", '"', "{", "}"])).map("".join))
-def test_no_text_makes_the_parser_fail(text: str) -> None:
-    list(lines(text))
+def test_no_text_crashes_the_parser(text: str) -> None:
+    list(metric_lines(text))
 
 
 @contextmanager
@@ -185,61 +191,61 @@ def served(status: int, content: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("scheme", ["", "http://"], ids=["bare", "http"])
-def test_a_page_is_fetched_with_or_without_its_scheme(scheme: str) -> None:
+def test_a_metrics_page_is_fetched_with_or_without_a_url_scheme(scheme: str) -> None:
     with served(200, PAGE.encode()) as port:
-        assert Page(f"{scheme}127.0.0.1:{port}/metrics").read()["gpu.GPU-1.utilization"] == 0.37
+        assert MetricsPage(f"{scheme}127.0.0.1:{port}/metrics").read()["gpu.GPU-1.utilization"] == 0.37
 
 
-def test_a_page_that_is_not_there_is_said_to_be_none() -> None:
-    with served(404, b"no") as port, pytest.raises(PageError, match="404 Not Found"):
-        Page(f"127.0.0.1:{port}").read()
+def test_a_missing_metrics_page_is_an_error() -> None:
+    with served(404, b"no") as port, pytest.raises(MetricsPageError, match="404 Not Found"):
+        MetricsPage(f"127.0.0.1:{port}").read()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1/metrics", "http://[", "localhost:port/x", "", "http://"])
-def test_a_url_that_leads_nowhere_is_said_to(url: str) -> None:
-    with pytest.raises(PageError):
-        Page(url).read()
+def test_an_invalid_metrics_url_is_an_error(url: str) -> None:
+    with pytest.raises(MetricsPageError):
+        MetricsPage(url).read()
 
 
 # -- looking
 
 
-def test_what_hangs_is_left_behind_and_asked_again_only_once_it_is_back() -> None:
-    asked, hang = [], threading.Event()
+def test_a_hanging_source_is_skipped_until_it_has_answered() -> None:
+    requested, hang = [], threading.Event()
 
     def hanging() -> Mapping[str, float]:
-        asked.append(1)
+        requested.append(1)
         hang.wait()
         return {"late": 1}
 
     looker = SourceReader({"driver": hanging, "machine": lambda: {"quick": 2}})
 
-    assert looker.look(0.01).values == {"quick": 2}
-    assert looker.whys == {"driver": "no answer within 0.01 s"}
-    assert looker.look(0.01).values == {"quick": 2}
-    assert len(asked) == 1
+    assert looker.read_all(0.01).values == {"quick": 2}
+    assert looker.reasons == {"driver": "no answer within 0.01 s"}
+    assert looker.read_all(0.01).values == {"quick": 2}
+    assert len(requested) == 1
     hang.set()
-    while len(asked) == 1:
-        found = looker.look(10).values
-    assert found == {"late": 1, "quick": 2}
-    assert looker.whys == {}
+    while len(requested) == 1:
+        recorded = looker.read_all(10).values
+    assert recorded == {"late": 1, "quick": 2}
+    assert looker.reasons == {}
 
 
-def test_a_source_that_fails_says_why_and_the_others_are_read() -> None:
+def test_a_failing_source_states_its_reason_and_the_others_are_read() -> None:
     def failing() -> Mapping[str, float]:
         raise OSError("no such driver")
 
     looker = SourceReader({"a": failing, "b": lambda: {"x": 1}})
 
-    assert looker.look().values == {"x": 1}
-    assert looker.whys == {"a": "no such driver"}
+    assert looker.read_all().values == {"x": 1}
+    assert looker.reasons == {"a": "no such driver"}
 
 
-def test_what_takes_too_long_gives_nothing() -> None:
+def test_a_read_that_takes_too_long_returns_nothing() -> None:
     hang = threading.Event()
 
-    assert within(0.01, hang.wait) is None
-    assert within(10, lambda: 5) == 5
+    assert read_within(0.01, hang.wait) is None
+    assert read_within(10, lambda: 5) == 5
     hang.set()
 
 
@@ -281,20 +287,20 @@ class Proc:
         for name in ("stat", "statm"):
             (self.folder / str(pid) / name).unlink()
 
-    def family(self, port: int = 8000, own: int = 900) -> Family:
-        return Family(port, {"127.0.0.1"}, self.folder, own)
+    def family(self, port: int = 8000, own: int = 900) -> ServerProcesses:
+        return ServerProcesses(port, {"127.0.0.1"}, self.folder, own)
 
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Proc:
-    found = Proc(tmp_path)
-    found.run(1, 0, "init")
-    found.run(800, 1, "bash")
-    found.run(900, 800, "penstock")
-    return found
+    recorded = Proc(tmp_path)
+    recorded.run(1, 0, "init")
+    recorded.run(800, 1, "bash")
+    recorded.run(900, 800, "penstock")
+    return recorded
 
 
-def test_the_family_is_who_listens_and_who_started_it_and_all_that_they_started(proc: Proc) -> None:
+def test_the_server_is_the_listening_process_its_ancestors_and_all_their_descendants(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 77), (LOOPBACK, 8001, 78))
     proc.run(10, 1, "bash")
     proc.run(11, 10, "timeout")
@@ -316,7 +322,7 @@ def test_processes_that_share_a_port_are_one_server(proc: Proc) -> None:
     assert proc.family().pids() == [30, 31]
 
 
-def test_a_server_that_the_caller_started_is_without_the_caller(proc: Proc) -> None:
+def test_a_server_started_by_the_caller_does_not_include_the_caller(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 77))
     proc.run(901, 900, sockets=(77,))
     proc.run(902, 900, "generator")
@@ -324,7 +330,7 @@ def test_a_server_that_the_caller_started_is_without_the_caller(proc: Proc) -> N
     assert proc.family().pids() == [901]
 
 
-def test_an_address_of_its_own_goes_before_one_that_is_any(proc: Proc) -> None:
+def test_a_specific_address_takes_precedence_over_any_address(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 1), ("00000000", 8000, 2), ("0200A8C0", 8000, 3))
     proc.listen(("0" * 32, 8000, 4), table="tcp6")
 
@@ -333,7 +339,7 @@ def test_an_address_of_its_own_goes_before_one_that_is_any(proc: Proc) -> None:
     assert listening(proc.folder, 8000, {"10.0.0.1"}) == {"1", "2", "3", "4"}
 
 
-def test_cpu_is_of_all_that_are_or_were_and_memory_of_those_that_are(proc: Proc) -> None:
+def test_cpu_time_includes_ended_processes_and_memory_only_live_ones(proc: Proc) -> None:
     proc.listen((LOOPBACK, 8000, 77))
     proc.run(40, 1, sockets=(77,), ticks=TICK)
     proc.run(41, 40, ticks=2 * TICK)
@@ -349,7 +355,7 @@ def test_cpu_is_of_all_that_are_or_were_and_memory_of_those_that_are(proc: Proc)
 
 
 @pytest.mark.parametrize(
-    ("arrange", "why"),
+    ("arrange", "reason"),
     [
         (lambda proc: proc.listen(), "nobody on this machine listens on port 8000"),
         (lambda proc: proc.listen((LOOPBACK, 8000, 77), state="01"), "nobody"),
@@ -359,23 +365,23 @@ def test_cpu_is_of_all_that_are_or_were_and_memory_of_those_that_are(proc: Proc)
     ],
     ids=["nobody", "connected", "another user's", "forwarded", "this process"],
 )
-def test_whose_processes_cannot_be_told_is_said(proc: Proc, arrange: Any, why: str) -> None:
+def test_a_server_whose_processes_cannot_be_read_is_reported(proc: Proc, arrange: Any, reason: str) -> None:
     arrange(proc)
 
-    with pytest.raises(NotFoundError, match=why):
+    with pytest.raises(NotFoundError, match=reason):
         proc.family()
 
 
-def test_without_a_proc_nothing_is_known(tmp_path: Path) -> None:
+def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        Family(8000, {"127.0.0.1"}, tmp_path)
+        ServerProcesses(8000, {"127.0.0.1"}, tmp_path)
 
 
-def test_this_machine_is_known_by_its_addresses() -> None:
+def test_this_machine_is_recognized_by_its_addresses() -> None:
     assert addresses("127.0.0.1") == {"127.0.0.1"}
-    assert is_here("localhost")
-    assert not is_here("192.0.2.1")
-    assert not is_here("no.such.host.invalid")
+    assert is_local_host("localhost")
+    assert not is_local_host("192.0.2.1")
+    assert not is_local_host("no.such.host.invalid")
 
 
 def test_a_real_server_is_found_by_its_port() -> None:
@@ -387,7 +393,7 @@ def test_a_real_server_is_found_by_its_port() -> None:
         [sys.executable, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
-        family = Family(int(child.stdout.readline()), {"127.0.0.1"})
+        family = ServerProcesses(int(child.stdout.readline()), {"127.0.0.1"})
 
         assert family.pids() == [child.pid]
         assert family.read()["server.rss_bytes"] > 1 << 20
@@ -416,8 +422,8 @@ def level() -> Level:
 
 def watch(proc: Proc, host: str = "127.0.0.1", port: int = 8000, **options: Any) -> sampling.Watch:
     described = ModelDescription("m", "", "", (), ())
-    asked = Options("m", metrics_url="127.0.0.1:1", metrics_interval_ms=3_600_000, **options)
-    return sampling.Watch(FakeControl(), described, Target(host, port), asked, proc.folder)  # type: ignore[arg-type]
+    requested = Options("m", metrics_url="127.0.0.1:1", metrics_interval_ms=3_600_000, **options)
+    return sampling.Watch(FakeControl(), described, Target(host, port), requested, proc.folder)  # type: ignore[arg-type]
 
 
 def machine(proc: Proc, busy_s: int, idle_s: int) -> None:
@@ -434,92 +440,92 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_level_is_told_what_the_server_did_from_one_mark_to_the_other(proc: Proc) -> None:
+def test_a_level_records_what_the_server_did_between_two_marks(proc: Proc) -> None:
     machine(proc, 1, 1)
     proc.listen((LOOPBACK, 8000, 77))
     proc.run(60, 1, sockets=(77,), ticks=TICK)
-    found = level()
+    recorded = level()
 
-    with watch(proc) as seen:
-        seen.begin()
-        seen.mark()
-        first = seen.mark()
+    with watch(proc) as watching:
+        watching.begin()
+        watching.mark()
+        first = watching.mark()
         proc.run(60, 1, sockets=(77,), ticks=3 * TICK)
-        seen.mark()
-        last = seen.mark()
-        seen.record_in(found, first, last)
+        watching.mark()
+        last = watching.mark()
+        watching.record_in(recorded, first, last)
 
-    assert found.server is not None
-    assert found.server.requests == 20
-    assert found.server_cpu_s_per_1000 == pytest.approx(4.0)
-    assert found.server_rss_bytes == 10 * PAGE_BYTES
-    assert (found.energy_j_per_1000, found.gpus, found.notes) == (None, {}, [])
+    assert recorded.server is not None
+    assert recorded.server.requests == 20
+    assert recorded.server_cpu_s_per_1000 == pytest.approx(4.0)
+    assert recorded.server_rss_bytes == 10 * PAGE_BYTES
+    assert (recorded.energy_j_per_1000, recorded.gpus, recorded.notes) == (None, {}, [])
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_server_that_does_not_answer_is_told_as_that(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_noted(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: str) -> Any:
         raise ControlError("timed out")
 
     monkeypatch.setattr(FakeControl, "statistics", refused)
-    found = level()
-    with watch(proc) as seen:
-        seen.begin()
-        seen.record_in(found, seen.mark(), seen.mark())
+    recorded = level()
+    with watch(proc) as watching:
+        watching.begin()
+        watching.record_in(recorded, watching.mark(), watching.mark())
 
-    assert found.server is None
-    assert found.notes[0] == "m: the server gives no statistics"
+    assert recorded.server is None
+    assert recorded.notes[0] == "m: the server gives no statistics"
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_samples_are_those_since_the_level_began_with_the_callers_own_among_them(proc: Proc) -> None:
+def test_samples_start_with_the_level_and_include_the_figures_of_the_caller(proc: Proc) -> None:
     machine(proc, 1, 1)
-    found, empty = level(), level()
-    with watch(proc) as seen:
-        seen.begin()
-        seen.set_figure("throughput", 123)
-        seen.sample()
-        seen.record_in(found, seen.mark(), seen.mark())
-        seen.begin()
-        seen.record_in(empty, seen.mark(), seen.mark())
+    recorded, empty = level(), level()
+    with watch(proc) as watching:
+        watching.begin()
+        watching.set_figure("throughput", 123)
+        watching.sample()
+        watching.record_in(recorded, watching.mark(), watching.mark())
+        watching.begin()
+        watching.record_in(empty, watching.mark(), watching.mark())
 
-    assert found.samples is not None
-    assert len(found.samples.at_s) == 1
-    assert found.samples.series["throughput"] == [123]
-    assert found.samples.series["memory.used_bytes"] == [400 * 1024]
+    assert recorded.samples is not None
+    assert len(recorded.samples.at_s) == 1
+    assert recorded.samples.series["throughput"] == [123]
+    assert recorded.samples.series["memory.used_bytes"] == [400 * 1024]
     assert empty.samples is None
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_server_elsewhere_has_no_cpu_and_the_machine_is_the_clients(proc: Proc) -> None:
+def test_a_remote_server_has_no_cpu_figures_and_the_machine_is_the_clients(proc: Proc) -> None:
     machine(proc, 1, 1)
-    found = level()
-    with watch(proc, "192.0.2.1") as seen:
-        seen.begin()
-        seen.sample()
-        seen.record_in(found, seen.mark(), seen.mark())
-        sharing = seen.sharing()
+    recorded = level()
+    with watch(proc, "192.0.2.1") as watching:
+        watching.begin()
+        watching.sample()
+        watching.record_in(recorded, watching.mark(), watching.mark())
+        sharing = watching.sharing()
 
-    assert found.samples is not None
-    assert "client.memory.used_bytes" in found.samples.series
-    assert (found.server_cpu_s_per_1000, found.server_rss_bytes, sharing) == (None, None, "")
-    assert found.notes == ["CPU and memory of the server are not known: 192.0.2.1 is another machine"]
+    assert recorded.samples is not None
+    assert "client.memory.used_bytes" in recorded.samples.series
+    assert (recorded.server_cpu_s_per_1000, recorded.server_rss_bytes, sharing) == (None, None, "")
+    assert recorded.notes == ["CPU and memory of the server are not known: 192.0.2.1 is another machine"]
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_page_that_was_asked_for_and_cannot_be_had_is_noted(proc: Proc) -> None:
+def test_a_requested_metrics_page_that_is_unavailable_is_noted(proc: Proc) -> None:
     machine(proc, 1, 1)
-    found = level()
-    with watch(proc, collect_metrics=True) as seen:
-        seen.begin()
-        seen.record_in(found, seen.mark(), seen.mark())
+    recorded = level()
+    with watch(proc, collect_metrics=True) as watching:
+        watching.begin()
+        watching.record_in(recorded, watching.mark(), watching.mark())
 
-    assert any(note.startswith("metrics page: 127.0.0.1:1: ") for note in found.notes)
+    assert any(note.startswith("metrics page: 127.0.0.1:1: ") for note in recorded.notes)
 
 
-def test_a_port_of_this_very_process_is_not_taken_for_a_server() -> None:
+def test_a_port_of_this_process_is_not_mistaken_for_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(NotFoundError, match="this very process"):
-        Family(listener.getsockname()[1], {"127.0.0.1"})
+        ServerProcesses(listener.getsockname()[1], {"127.0.0.1"})
 
 
 def test_a_unix_socket_is_found_by_its_path(proc: Proc) -> None:
@@ -531,4 +537,4 @@ def test_a_unix_socket_is_found_by_its_path(proc: Proc) -> None:
     )
     proc.run(70, 1, sockets=(77,))
 
-    assert Family(0, addresses("/run/a b.sock"), proc.folder, 900).pids() == [70]
+    assert ServerProcesses(0, addresses("/run/a b.sock"), proc.folder, 900).pids() == [70]

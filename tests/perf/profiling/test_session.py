@@ -35,17 +35,17 @@ INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCIn
         ),
     ],
 )
-def test_the_url_and_the_protocol_make_the_target(options: Options, aimed: Target) -> None:
+def test_the_url_and_the_protocol_determine_the_target(options: Options, aimed: Target) -> None:
     assert target(options) == aimed
 
 
 @pytest.mark.parametrize("url", ["here:port", "here:99999", "here:1/v2", ":1", "[::1"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(SessionError, match="-u "):
         target(Options("m", url=url))
 
 
-def test_a_level_is_a_load(tmp_path: Path) -> None:
+def test_a_level_is_converted_to_a_load(tmp_path: Path) -> None:
     intervals = tmp_path / "intervals"
     intervals.write_text("1000\n2500.5\n", "utf-8")
     counted = Options("m", rule=Rule(total_requests=9), connections=3, input=Input(seed=4))
@@ -58,7 +58,7 @@ def test_a_level_is_a_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0\n0\n", "-1\n", "soon\n", "nan\n"])
-def test_intervals_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_intervals_are_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "intervals"
     file.write_text(text, "utf-8")
 
@@ -66,7 +66,7 @@ def test_intervals_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
         session.intervals_us(Options("m", concurrency=None, intervals=file))
 
 
-def test_slots_are_as_many_as_are_ever_under_way() -> None:
+def test_the_number_of_slots_is_the_most_requests_in_flight() -> None:
     assert session.slots(Options("m", concurrency=Range(2, 9, 1))) == 9
     assert session.slots(Options("m", concurrency=Range(5, 1, 1))) == 5
     assert session.slots(Options("m", concurrency=Range(5, 0, 1))) == 0
@@ -74,7 +74,7 @@ def test_slots_are_as_many_as_are_ever_under_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "events"),
     [
         (("Authorization", "x"), "..."),
         (("X-Api-Key", "x"), "..."),
@@ -82,34 +82,34 @@ def test_slots_are_as_many_as_are_ever_under_way() -> None:
         (("accept", "x"), "x"),
     ],
 )
-def test_what_is_likely_a_secret_is_not_told(header: tuple[str, str], told: str) -> None:
-    assert hidden(header) == (header[0], told)
+def test_likely_secrets_are_hidden(header: tuple[str, str], events: str) -> None:
+    assert hidden(header) == (header[0], events)
 
 
-def test_every_listener_is_told_everything() -> None:
-    told: list[str] = []
+def test_every_listener_receives_every_event() -> None:
+    events: list[str] = []
 
     class Noting(Listener):
         def on_message(self, line: str) -> None:
-            told.append(line)
+            events.append(line)
 
         def on_start(self) -> None:
-            told.append("began")
+            events.append("began")
 
         def is_interrupted(self) -> bool:
-            return bool(told)
+            return bool(events)
 
     several = Listeners(Noting(), Listener(), Noting())
     assert not several.is_interrupted()
     several.on_message("line")
     several.on_start()
 
-    assert told == ["line", "line", "began", "began"]
+    assert events == ["line", "line", "began", "began"]
     assert several.is_interrupted()
 
 
 @pytest.mark.parametrize(
-    ("options", "server", "told"),
+    ("options", "server", "events"),
     [
         (Options("m"), {"extensions": []}, True),
         (Options("m"), {"extensions": ["binary_tensor_data"]}, False),
@@ -118,7 +118,7 @@ def test_every_listener_is_told_everything() -> None:
         (Options("m", input=Input(binary_input=False)), {"extensions": []}, False),
     ],
 )
-def test_a_server_that_may_not_take_binary_tensors_is_doubted(
-    options: Options, server: dict[str, Any], told: bool
+def test_a_server_that_may_not_accept_binary_tensors_causes_a_warning(
+    options: Options, server: dict[str, Any], events: bool
 ) -> None:
-    assert bool(session._warnings(options, server)) == told
+    assert bool(session._warnings(options, server)) == events

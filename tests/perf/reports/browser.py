@@ -35,18 +35,18 @@ class Opened:
     loaded: bool = False
 
     def seen(self, event: dict[str, Any]) -> None:
-        told = event["params"]
+        event_params = event["params"]
         match event["method"]:
             case "Page.loadEventFired":
                 self.loaded = True
             case "Network.requestWillBeSent":
-                self.requests.append(told["request"]["url"])
+                self.requests.append(event_params["request"]["url"])
             case "Runtime.exceptionThrown":
-                self.complaints.append(str(told["exceptionDetails"]))
-            case "Runtime.consoleAPICalled" if told["type"] in {"error", "warning", "assert"}:
-                self.complaints.append(str([each.get("value") for each in told["args"]]))
-            case "Log.entryAdded" if told["entry"]["level"] in {"error", "warning"}:
-                self.complaints.append(told["entry"]["text"])
+                self.complaints.append(str(event_params["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if event_params["type"] in {"error", "warning", "assert"}:
+                self.complaints.append(str([each.get("value") for each in event_params["args"]]))
+            case "Log.entryAdded" if event_params["entry"]["level"] in {"error", "warning"}:
+                self.complaints.append(event_params["entry"]["text"])
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         return self.browser.ask(method, self.session, **params)

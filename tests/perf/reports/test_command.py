@@ -10,7 +10,7 @@ from penstock.perf import command as perf
 from penstock.perf.reports import document as documents
 from penstock.perf.reports import extras, markup
 from penstock.perf.reports.command import main
-from tests.perf.reports.made import run
+from tests.perf.reports.sample_documents import run
 
 
 @pytest.fixture
@@ -20,21 +20,21 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_document_gets_its_page_beside_it(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_document_gets_its_page_next_to_it(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(written / "a.json")]) == 0
 
     assert (written / "a.html").read_text("utf-8").startswith("<!doctype html>")
     assert f"Page: {written / 'a.html'}" in capsys.readouterr().out
 
 
-def test_the_page_goes_where_it_is_told_and_has_the_target_asked_for(written: Path) -> None:
+def test_the_page_is_written_where_requested_with_the_requested_target(written: Path) -> None:
     assert perf.main(["report", str(written / "a.json"), "--html", str(written / "p.html"), "--target-ms", "7.5"]) == 0
 
     assert "Goodput in 7.5 ms" in (written / "p.html").read_text("utf-8")
     assert not (written / "a.html").exists()
 
 
-def test_several_are_told_side_by_side_and_get_a_page_only_where_asked(
+def test_several_documents_are_compared_and_get_a_page_only_on_request(
     written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = [str(written / "a.json"), str(written / "b.json")]
@@ -47,7 +47,7 @@ def test_several_are_told_side_by_side_and_get_a_page_only_where_asked(
 
 
 @pytest.mark.parametrize("words", [["none.json"], ["bad.json"], ["hist.json"], ["a.json", "--html", "no/where.html"]])
-def test_what_cannot_be_read_or_written_is_one_line(
+def test_unreadable_or_unwritable_files_are_reported_in_one_line(
     words: list[str], written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(written)
@@ -57,13 +57,13 @@ def test_what_cannot_be_read_or_written_is_one_line(
     documents.write(broken, written / "hist.json")
 
     assert main(words) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("penstock perf report: ")
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("penstock perf report: ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [[], ["a.json", "--target-ms", "0"], ["a.json", "--target-ms", "nan"], ["--colour"]])
-def test_wrong_words_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(words)
 
@@ -71,7 +71,7 @@ def test_wrong_words_are_wrong_usage(words: list[str], capsys: pytest.CaptureFix
     assert "usage: penstock perf report" in capsys.readouterr().err
 
 
-def test_without_plotly_it_is_said_what_to_install(
+def test_without_plotly_the_message_says_what_to_install(
     written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(module: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from plotly import graph_objects
 
-from penstock.perf.reports import comparing, comparison_page, figures, findings, markup, page, timelines
+from penstock.perf.reports import charts, comparison, comparison_page, findings, markup, page, timelines
+from penstock.perf.reports.charts import Figure
 from penstock.perf.reports.document import Document, ServerSide
-from penstock.perf.reports.figures import Figure
-from tests.perf.reports.made import run
+from tests.perf.reports.sample_documents import run
 
 HOSTILE = """</script><script>alert(1)</script><img src="https://example.org/x" onerror='alert(2)'>&amp;\x1b[2J\u202e"""
 
@@ -58,10 +58,10 @@ def _figures(document: Document) -> dict[str, Figure]:
     return page._figures(document, findings.target_ms(document))
 
 
-def test_every_figure_is_one_that_plotly_takes() -> None:
+def test_every_chart_is_accepted_by_plotly() -> None:
     first, second = run(), run(5, 1.3)
-    compared = comparing.runs([("a", first), ("b", second)])
-    every = [*_figures(first).values(), comparison_page.overlaid(compared), comparison_page._ratios(compared)]
+    compared = comparison.runs([("a", first), ("b", second)])
+    every = [*_figures(first).values(), comparison_page.overlaid_curves(compared), comparison_page._ratios(compared)]
 
     assert len(every) == 11
     for figure in every:
@@ -69,15 +69,20 @@ def test_every_figure_is_one_that_plotly_takes() -> None:
         graph_objects.Figure(data=figure.traces, layout=figure.layout)
 
 
-def test_a_page_carries_plotly_once_and_names_no_other_place() -> None:
+def test_a_page_embeds_plotly_once_and_refers_to_no_other_site() -> None:
     read = Read(page.page(run()))
 
-    links = [value for _, told in read.elements for name, value in told.items() if name in {"src", "href", "action"}]
+    links = [
+        value
+        for _, attributes in read.elements
+        for name, value in attributes.items()
+        if name in {"src", "href", "action"}
+    ]
     assert page.page(run()).count("/* plotly.js */") == 1
     assert [link for link in links if link and not link.startswith(("#", "data:"))] == []
 
 
-def test_a_page_carries_the_run_that_it_shows() -> None:
+def test_a_page_embeds_the_run_that_it_shows() -> None:
     document = run()
 
     assert Read(page.page(document)).carried["document"]["levels"][3]["client"]["histogram"] == (
@@ -85,8 +90,8 @@ def test_a_page_carries_the_run_that_it_shows() -> None:
     )
 
 
-def test_levels_with_a_fault_are_crosses_and_not_part_of_the_line() -> None:
-    shown = figures.curve(run(), None)
+def test_unsound_levels_are_crosses_and_not_part_of_the_line() -> None:
+    shown = charts.latency_curve(run(), None)
 
     assert shown
     lines, crosses = shown.traces[:4], shown.traces[4]
@@ -95,7 +100,7 @@ def test_levels_with_a_fault_are_crosses_and_not_part_of_the_line() -> None:
     assert crosses["text"] == ["96", "128", "192"]
 
 
-def test_a_page_says_first_what_went_wrong() -> None:
+def test_a_page_begins_with_what_went_wrong() -> None:
     text = Read(page.page(run())).text
 
     assert text.index("The run ended before its time: the server closed all connections.") < text.index("Knee")
@@ -103,7 +108,7 @@ def test_a_page_says_first_what_went_wrong() -> None:
 
 
 @pytest.mark.parametrize("words", [HOSTILE, "<b>bold</b>", '" onmouseover="x', "]]>", "<!--", "\ud800"], ids=range(6))
-def test_whatever_a_run_calls_itself_is_text(words: str) -> None:
+def test_any_text_of_a_run_is_escaped(words: str) -> None:
     document = run(name=words)
     document.url = document.failed = document.machine["cpu"] = words
     document.command = ["penstock", words]
@@ -113,42 +118,46 @@ def test_whatever_a_run_calls_itself_is_text(words: str) -> None:
     side = document.levels[5].server
     assert side
     side.composing = {words: ServerSide(1, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)}
-    plain = Read(page.page(run()))
+    escape_markup = Read(page.page(run()))
     read = Read(page.page(document))
 
     kinds = [tag for tag, _ in read.elements]
-    assert {"img", "b"} & set(kinds) - {tag for tag, _ in plain.elements} == set()
-    assert kinds.count("script") == [tag for tag, _ in plain.elements].count("script")
-    assert not [name for _, told in read.elements for name in told if name.startswith("on")]
+    assert {"img", "b"} & set(kinds) - {tag for tag, _ in escape_markup.elements} == set()
+    assert kinds.count("script") == [tag for tag, _ in escape_markup.elements].count("script")
+    assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     assert read.carried["document"]["model"]["name"] == words
     assert "\x1b" not in read.text
     assert "\u202e" not in read.text
 
 
-def test_what_plotly_would_read_as_markup_is_text() -> None:
+def test_text_that_plotly_would_read_as_markup_is_escaped() -> None:
     document = run()
     document.levels[2].stable, document.levels[2].ended = False, HOSTILE
-    shown = figures.curve(document, None)
+    shown = charts.latency_curve(document, None)
 
     assert shown
     assert not re.search("<(?!br>|extra>|/extra>)", json.dumps(shown.traces))
-    compared = comparison_page.overlaid(comparing.runs([(HOSTILE, document)]))
+    compared = comparison_page.overlaid_curves(comparison.runs([(HOSTILE, document)]))
     assert compared
     assert not re.search("<(?!br>|extra>|/extra>)", json.dumps(compared.traces))
 
 
-def test_what_was_not_measured_is_said_in_a_line_and_has_no_figure() -> None:
+def test_a_missing_measurement_is_stated_and_has_no_chart() -> None:
     document = run(server=False, gpu=False)
     read = Read(page.page(document))
 
     assert {"split", "batches", "trace"} & set(read.carried["figures"]) == set()
-    assert {told.get("id") for _, told in read.elements} & {"chart-split", "chart-batches", "chart-trace"} == set()
+    assert {attributes.get("id") for _, attributes in read.elements} & {
+        "chart-split",
+        "chart-batches",
+        "chart-trace",
+    } == set()
     assert "The server gave no statistics: where its time went is not known." in read.text
     assert "Nothing was sampled of GPUs and CPUs." in read.text
     assert "Energy" not in read.text
 
 
-def test_a_run_of_no_level_has_a_page() -> None:
+def test_a_run_without_levels_has_a_page() -> None:
     document = run()
     document.levels, document.interrupted = [], True
     read = Read(page.page(document))
@@ -166,7 +175,7 @@ def test_a_run_whose_levels_all_failed_has_a_page() -> None:
     assert "Not part of the curve: concurrency 192" in Read(page.page(document)).text
 
 
-def test_a_level_that_died_before_any_answer_breaks_nothing() -> None:
+def test_a_level_that_died_before_any_answer_does_not_break_the_page() -> None:
     document = run()
     died = document.levels[-1]
     died.client.requests, died.client.latency_us, died.client.histogram = 0, {"mean": 0.0}, ""
@@ -177,7 +186,7 @@ def test_a_level_that_died_before_any_answer_breaks_nothing() -> None:
     assert "Connection reset by peer" in read.text
 
 
-def test_the_knee_is_explained_and_its_place_at_an_end_is_said() -> None:
+def test_the_knee_is_explained_and_marked_if_it_is_at_an_end() -> None:
     document = run()
     assert "Kleinrock's power" in Read(page.page(document)).text
     assert "Here it is" not in Read(page.page(document)).text
@@ -186,20 +195,20 @@ def test_the_knee_is_explained_and_its_place_at_an_end_is_said() -> None:
     assert "Here it is the lowest load of the run: the true one may lie below." in Read(page.page(document)).text
 
 
-def test_the_spreads_that_the_script_counts_in_hold_every_request() -> None:
+def test_the_embedded_histograms_contain_every_request() -> None:
     document = run()
-    carried = Read(page.page(document)).carried["spreads"]
+    embed_json = Read(page.page(document)).carried["spreads"]
 
-    assert [sum(each["counts"]) for each in carried] == [level.client.requests for level in document.levels[:7]]
+    assert [sum(each["counts"]) for each in embed_json] == [level.client.requests for level in document.levels[:7]]
 
 
-def test_samples_with_holes_leave_holes() -> None:
+def test_gaps_in_samples_stay_gaps() -> None:
     document = run()
     samples = document.levels[0].samples
     assert samples
     samples.series["server.cores"][1] = None
     samples.series["odd.<b>"] = []
-    shown = timelines.traced(document)
+    shown = timelines.sample_timelines(document)
 
     assert shown
     cores = next(trace for trace in shown.traces if trace["name"] == "server, cores")
@@ -207,17 +216,17 @@ def test_samples_with_holes_leave_holes() -> None:
     assert len(cores["x"]) == len(cores["y"])
 
 
-def test_nothing_sampled_is_nothing_drawn() -> None:
+def test_without_samples_no_timeline_is_drawn() -> None:
     document = run()
     for level in document.levels:
         level.samples = None
         level.windows = []
 
-    assert timelines.traced(document) is None
+    assert timelines.sample_timelines(document) is None
     assert timelines.windows(document) is None
 
 
-def test_an_ensembles_models_have_their_table() -> None:
+def test_the_models_of_an_ensemble_have_a_table() -> None:
     document = run()
     side = document.levels[5].server
     assert side
@@ -228,10 +237,10 @@ def test_an_ensembles_models_have_their_table() -> None:
     assert "resize" in text
 
 
-def test_pages_of_several_runs_say_first_what_differs(tmp_path: Path) -> None:
+def test_pages_of_several_runs_begin_with_their_differences(tmp_path: Path) -> None:
     other = run(5, 1.3)
     other.machine["cpu"] = "another"
-    compared = comparing.runs([("a", run()), ("b", other)])
+    compared = comparison.runs([("a", run()), ("b", other)])
     comparison_page.write(compared, tmp_path / "c.html")
     text = Read((tmp_path / "c.html").read_text("utf-8")).text
 
@@ -240,11 +249,11 @@ def test_pages_of_several_runs_say_first_what_differs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", [True, False])
-def test_every_link_of_a_page_leads_somewhere(server: bool) -> None:
+def test_every_link_of_a_page_has_a_target(server: bool) -> None:
     document = run(server=server)
     document.levels = document.levels[-3:]
-    told = [told for _, told in Read(page.page(document)).elements]
+    attributes = [attributes for _, attributes in Read(page.page(document)).elements]
 
-    links = {str(each["href"]).removeprefix("#") for each in told if str(each.get("href")).startswith("#")}
+    links = {str(each["href"]).removeprefix("#") for each in attributes if str(each.get("href")).startswith("#")}
     assert "levels" in links
-    assert links <= {each.get("id") for each in told}
+    assert links <= {each.get("id") for each in attributes}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from penstock.perf.tuning.duels import Measurement
 from penstock.perf.tuning.knobs import Setting
-from penstock.perf.tuning.searching import SearchEndedError
+from penstock.perf.tuning.search import SearchEndedError
 
 COST_S = 1.0
 

@@ -22,16 +22,16 @@ class Queue:
 
 
 @given(st.floats(2, 1e6), st.floats(0.3, 3))
-def test_it_is_found_within_a_few_percent_from_wherever_it_starts(most: float, off: float) -> None:
+def test_the_capacity_is_found_within_a_few_percent_from_any_start(most: float, off: float) -> None:
     queue, true = Queue(most), most * 0.9
 
-    found = find_capacity(queue, true * off, (true / 100, true * 100), TARGET_US)
+    capacity = find_capacity(queue, true * off, (true / 100, true * 100), TARGET_US)
 
-    assert found == pytest.approx(true, rel=0.05)
+    assert capacity == pytest.approx(true, rel=0.05)
     assert len(queue.asked) <= MAX_PROBES
 
 
-def test_what_is_known_of_a_neighbour_saves_probes() -> None:
+def test_a_start_near_the_capacity_saves_probes() -> None:
     near, far = Queue(1000), Queue(1000)
     find_capacity(near, 880, (1, 1e5), TARGET_US)
     find_capacity(far, 100, (1, 1e5), TARGET_US)
@@ -39,11 +39,11 @@ def test_what_is_known_of_a_neighbour_saves_probes() -> None:
     assert len(near.asked) <= 4 < len(far.asked)
 
 
-def test_a_server_that_is_never_within_the_target_bears_nothing() -> None:
+def test_a_server_that_never_meets_the_target_has_no_capacity() -> None:
     assert find_capacity(Queue(1000, service_us=5000), 100, (1, 1e4), TARGET_US) == 0
 
 
-def test_the_end_of_the_range_is_the_answer_where_it_is_borne() -> None:
+def test_the_upper_bound_is_returned_if_it_is_handled() -> None:
     assert find_capacity(Queue(1e9), 100, (10, 200), TARGET_US) == 200
 
 
@@ -52,14 +52,14 @@ def test_the_end_of_the_range_is_the_answer_where_it_is_borne() -> None:
 def test_integer_loads_are_whole_numbers_and_end_close_to_the_capacity_or_with_the_last_probe(
     most: int, start: int
 ) -> None:
-    asked = []
+    probed = []
 
     def probe(load: float) -> Probe:
-        asked.append(load)
+        probed.append(load)
         return Probe(load, load <= most, load * 10)
 
-    found = find_capacity(probe, start, (1, 64), TARGET_US, integer=True)
+    capacity = find_capacity(probe, start, (1, 64), TARGET_US, integer=True)
 
-    assert all(load == int(load) and 1 <= load <= 64 for load in asked)
-    assert found <= most
-    assert len(asked) == MAX_PROBES or found >= most / CLOSE_RATIO - 1
+    assert all(load == int(load) and 1 <= load <= 64 for load in probed)
+    assert capacity <= most
+    assert len(probed) == MAX_PROBES or capacity >= most / CLOSE_RATIO - 1

@@ -13,10 +13,10 @@ from penstock.perf import command as perf
 from penstock.perf.generator.orders import Target
 from penstock.perf.profiling.control import control_for
 from penstock.perf.reports import document as documents
-from penstock.perf.tuning import bench, command, duels
+from penstock.perf.tuning import command, duels, live_bench
 from penstock.perf.tuning.duels import Measurement, Round
 from penstock.perf.tuning.knobs import ORIGINAL, Setting, value_of
-from penstock.perf.tuning.searching import SearchResult, Trial
+from penstock.perf.tuning.search import SearchResult, Trial
 from penstock.server.repository.pbtxt import parse
 from tests.clients import models
 from tests.live import Live, live_server
@@ -36,7 +36,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duel over one round: whatever wins it."""
-    monkeypatch.setattr(bench, "WARM_UP_MS", 5)
+    monkeypatch.setattr(live_bench, "WARM_UP_MS", 5)
     monkeypatch.setattr(duels, "ROUNDS_TO_WIN", (1, 1))
 
 
@@ -48,7 +48,7 @@ def words(live: Live, out: Path, more: str) -> list[str]:
     return f"tune -m simple -u {live.address} --concurrency-range 2 -p 15 --out {out} {more}".split()
 
 
-def test_every_setting_is_tried_and_the_model_is_served_as_before(
+def test_every_setting_is_tried_and_the_model_is_restored(
     live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = served(live)
@@ -64,13 +64,13 @@ def test_every_setting_is_tried_and_the_model_is_served_as_before(
     assert (tmp_path / "config.pbtxt").exists() == bool(found["kept"])
 
 
-def test_what_is_kept_is_written_loaded_as_written_and_stays_where_that_is_asked_for(
+def test_the_kept_setting_is_written_loadable_and_stays_applied_on_request(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = Trial("", TWO, ORIGINAL, rounds=[Round(Measurement(1.0), Measurement(1.2))], verdict="ahead", kept=True)
 
     class Decided:
-        def __init__(self, *told: object) -> None:
+        def __init__(self, *is_written: object) -> None:
             self.found = SearchResult(TWO, confirmed=True, final_trial=last)
 
         def run(self) -> SearchResult:
@@ -85,12 +85,14 @@ def test_what_is_kept_is_written_loaded_as_written_and_stays_where_that_is_asked
     assert value_of(served(live), ORIGINAL, "instance_count") == 2
 
 
-def test_a_model_that_is_not_there_is_one_line(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_reported_in_one_line(
+    live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert perf.main(f"tune -m none -u {live.address} --out {tmp_path}".split()) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_wrong_words_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert perf.main(["tune", "-m", "m", "--out", str(tmp_path), "-l", "5"]) == 2
     assert perf.main(["tune", "-m", "m"]) == 2
     assert perf.main(["tune", "--help"]) == 0

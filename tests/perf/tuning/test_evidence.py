@@ -15,7 +15,7 @@ from penstock.perf.tuning.arguments import parse_arguments
 from penstock.perf.tuning.duels import Measurement, Round
 from penstock.perf.tuning.evidence import Evidence, conclusion, markdown, terminal_text, write
 from penstock.perf.tuning.knobs import ORIGINAL, Setting
-from penstock.perf.tuning.searching import SearchResult, Trial
+from penstock.perf.tuning.search import SearchResult, Trial
 
 TWO: Setting = (("instance_count", 2),)
 SLOW, FAST = Measurement(100.0, 8, 100.0, 1e4, 2e4, 2**28), Measurement(120.0, 8, 120.0, 8e3, 1e4, 2**29)
@@ -28,9 +28,9 @@ def evidence_of(found: SearchResult, failed: str = "") -> Evidence:
         ORIGINAL: {"name": "m"},
         TWO: {"name": "m", "instance_group": [{"count": 2}]},
     }
-    asked = parse_arguments(["-m", "m", "--out", "found"])
+    options = parse_arguments(["-m", "m", "--out", "found"])
     return Evidence(
-        asked, ModelDescription("m", "", "", (), ()), "here:1", {}, "", found, levels, configs, ["a note"], failed
+        options, ModelDescription("m", "", "", (), ()), "here:1", {}, "", found, levels, configs, ["a note"], failed
     )
 
 
@@ -39,7 +39,7 @@ def duel(against: Setting, rounds: int = 7, *, kept: bool) -> Trial:
     return Trial("instance_count", TWO, against, [1.2], [Round(SLOW, FAST)] * rounds, words, kept)
 
 
-def test_what_is_kept_is_told_by_the_last_comparison() -> None:
+def test_the_conclusion_states_what_the_last_comparison_showed() -> None:
     found = SearchResult(TWO, True, [duel(ORIGINAL, kept=True)], SLOW, duel(ORIGINAL, kept=True))
 
     assert conclusion(evidence_of(found)) == (
@@ -49,7 +49,7 @@ def test_what_is_kept_is_told_by_the_last_comparison() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "failed", "says"),
+    ("found", "failed", "message"),
     [
         (SearchResult(trials=[duel(ORIGINAL, kept=False)]), "", "Nothing was measurably better"),
         (
@@ -67,8 +67,8 @@ def test_what_is_kept_is_told_by_the_last_comparison() -> None:
         (SearchResult(), "the server died", "It failed: the server died. No other setting was tried."),
     ],
 )
-def test_what_is_not_so_is_not_told(found: SearchResult, failed: str, says: str) -> None:
-    assert says in conclusion(evidence_of(found, failed))
+def test_the_conclusion_states_nothing_that_was_not_measured(found: SearchResult, failed: str, message: str) -> None:
+    assert message in conclusion(evidence_of(found, failed))
 
 
 def test_the_terminal_has_a_row_for_each_trial() -> None:
@@ -79,7 +79,7 @@ def test_the_terminal_has_a_row_for_each_trial() -> None:
     assert "no better at a first look" in lines[2]
 
 
-def test_every_measurement_is_written_and_can_be_read_by_the_report(tmp_path: Path) -> None:
+def test_every_measurement_is_written_and_readable_by_the_report_command(tmp_path: Path) -> None:
     unserved = Trial("instance_count", TWO, ORIGINAL, [math.inf], [Round(Measurement(0.0, why="no"), FAST)], "", True)
     write(
         evidence_of(SearchResult(TWO, True, [unserved], SLOW, duel(ORIGINAL, kept=True))),
@@ -101,7 +101,7 @@ def test_every_measurement_is_written_and_can_be_read_by_the_report(tmp_path: Pa
     assert "| instance_count 2 | as it is |" in page
 
 
-def test_what_a_server_says_does_not_break_the_table() -> None:
+def test_text_from_a_server_does_not_break_the_table() -> None:
     odd = Trial("instance_count", TWO, ORIGINAL, verdict="400: a | b\nc")
 
     assert "| 400: a / b c |" in markdown(evidence_of(SearchResult(trials=[odd])), "again")

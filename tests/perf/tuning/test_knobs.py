@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.tuning import knobs
 from penstock.perf.tuning.knobs import ORIGINAL, Bounds, Setting
-from penstock.perf.tuning.writing import parse_pbtxt, to_pbtxt
+from penstock.perf.tuning.pbtxt import parse_pbtxt, to_pbtxt
 from penstock.server.repository.defaults import Defaults
 from penstock.server.repository.overrides import read_config
 from penstock.server.repository.scan import read_model
@@ -32,11 +32,13 @@ TWO_CORES = Bounds(cores=2, rows_in_flight=16)
 def settings_of(
     name: str, config: dict[str, Any] = CONFIG, bounds: Bounds = TWO_CORES, at: Setting = ORIGINAL
 ) -> list[dict[str, int]]:
-    found = {axis.name: axis.settings for axis in knobs.axes(knobs.reloadable(config), knobs.KNOBS, bounds, at)}
-    return [dict(setting) for setting in found.get(name, ())]
+    settings_by_axis = {
+        axis.name: axis.settings for axis in knobs.axes(knobs.reloadable(config), knobs.KNOBS, bounds, at)
+    }
+    return [dict(setting) for setting in settings_by_axis.get(name, ())]
 
 
-def test_instances_and_threads_together_are_no_more_than_twice_the_cores() -> None:
+def test_instances_times_threads_is_at_most_twice_the_cores() -> None:
     assert settings_of("instance_count and intra_op_threads") == [
         {"intra_op_threads": 1},
         {"instance_count": 2},
@@ -47,13 +49,13 @@ def test_instances_and_threads_together_are_no_more_than_twice_the_cores() -> No
     assert {"instance_count": 12, "intra_op_threads": 2} in many
 
 
-def test_no_preferred_size_is_more_than_half_of_what_is_under_way() -> None:
+def test_no_preferred_size_exceeds_half_of_the_rows_in_flight() -> None:
     sizes = {each.get("preferred_batch_size") for each in settings_of("max_queue_delay and preferred_batch_size")}
 
     assert sizes == {None, 4, 8}
 
 
-def test_no_delay_is_longer_than_half_of_the_target() -> None:
+def test_no_delay_exceeds_half_of_the_target() -> None:
     bounds = Bounds(cores=2, target_us=900)
 
     delays = {
@@ -63,11 +65,11 @@ def test_no_delay_is_longer_than_half_of_the_target() -> None:
     assert delays == {None, 100}
 
 
-def test_the_largest_batch_is_only_ever_raised() -> None:
+def test_the_largest_batch_is_only_raised() -> None:
     assert settings_of("max_batch_size") == [{"max_batch_size": 128}, {"max_batch_size": 256}]
 
 
-def test_the_search_goes_on_from_where_it_stands() -> None:
+def test_the_search_continues_from_the_current_setting() -> None:
     at = (("instance_count", 2),)
 
     assert {"instance_count": 2, "max_batch_size": 128} in settings_of("max_batch_size", at=at)
@@ -88,23 +90,23 @@ def test_the_search_goes_on_from_where_it_stands() -> None:
         ({"instance_group": [{"count": 1}, {"count": 2}], "max_batch_size": 0}, {"intra_op_threads"}),
     ],
 )
-def test_knobs_that_a_model_does_not_have_are_left_alone(change: dict[str, Any], left: set[str]) -> None:
+def test_knobs_that_a_model_lacks_are_left_alone(change: dict[str, Any], left: set[str]) -> None:
     assert set(knobs.KNOBS) - knobs.unavailable_knobs(CONFIG | change).keys() == left
 
 
-def test_what_servers_complete_of_themselves_is_not_said_to_them() -> None:
+def test_fields_that_servers_complete_are_not_sent_back() -> None:
     assert "preferred_batch_size" not in knobs.reloadable(CONFIG)["dynamic_batching"]
-    said = CONFIG | {"dynamic_batching": {"preferred_batch_size": [32], "max_queue_delay_microseconds": 50}}
-    assert knobs.reloadable(said) == said
+    returned = CONFIG | {"dynamic_batching": {"preferred_batch_size": [32], "max_queue_delay_microseconds": 50}}
+    assert knobs.reloadable(returned) == returned
 
 
 settings_drawn = st.fixed_dictionaries({}, optional={knob: st.integers(1, 64) for knob in knobs.KNOBS}).map(
-    lambda said: knobs.with_values(ORIGINAL, said.items())
+    lambda returned: knobs.with_values(ORIGINAL, returned.items())
 )
 
 
 @given(settings_drawn)
-def test_what_is_written_is_what_is_read(setting: Setting) -> None:
+def test_a_written_configuration_is_read_back(setting: Setting) -> None:
     config = knobs.apply_setting(knobs.reloadable(CONFIG), setting)
 
     again = parse_pbtxt(to_pbtxt(config, "why\nhow"))
@@ -114,7 +116,7 @@ def test_what_is_written_is_what_is_read(setting: Setting) -> None:
     assert again["output"][0]["label_filename"] == "labels.txt"
 
 
-def test_penstock_toml_says_the_same(tmp_path: Path) -> None:
+def test_penstock_toml_states_the_same_setting(tmp_path: Path) -> None:
     setting = knobs.with_values(ORIGINAL, dict.fromkeys(knobs.KNOBS, 2).items())
     native, triton = tmp_path / "native" / "m", tmp_path / "triton" / "m"
     for folder, name, text in (
@@ -125,10 +127,10 @@ def test_penstock_toml_says_the_same(tmp_path: Path) -> None:
         (folder / "1" / "model.onnx").touch()
         (folder / name).write_text(text, "utf-8")
 
-    said = [read_model([folder.parent], "m", Defaults()) for folder in (native, triton)]
+    returned = [read_model([folder.parent], "m", Defaults()) for folder in (native, triton)]
 
-    assert [[str(each) for each in entry.findings] for entry in said if entry] == [[], []]
-    (one,), (other,) = (entry.specs for entry in said if entry)
+    assert [[str(each) for each in entry.findings] for entry in returned if entry] == [[], []]
+    (one,), (other,) = (entry.specs for entry in returned if entry)
     assert (one.policy, one.options) == (other.policy, other.options)
     assert [(group.count, group.devices) for group in one.instances] == [(2, ("cpu",))]
     assert [(group.count, group.devices) for group in other.instances] == [(2, ("cpu",))]

@@ -32,7 +32,7 @@ def onnx_loader() -> IsolatedLoader:
 
 def faulty_loader() -> IsolatedLoader:
     """Load the Backends of `faulty_backend.py` in workers."""
-    return IsolatedLoader("faulty:load", own_python, (HERE,))
+    return IsolatedLoader("faulty_backend:load", own_python, (HERE,))
 
 
 @contextmanager

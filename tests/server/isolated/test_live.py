@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.perf.soak.ledger import RIGHT, WRONG, Ledger
+from penstock.perf.soak.request_log import RIGHT, WRONG, RequestLog
 from penstock.server.isolated.backend import IsolatedBackend
 from tests.backends.onnx_models import contract_model
 from tests.live import Live, live_server
@@ -31,7 +31,7 @@ class Callers:
     """Threads that send requests continuously, and record how each request ends."""
 
     def __init__(self, port: int) -> None:
-        self.ledger = Ledger()
+        self.request_log = RequestLog()
         self.done = threading.Event()
         self._port = port
         self._numbers = itertools.count(1)
@@ -45,17 +45,17 @@ class Callers:
             number = next(self._numbers)
             values = [float(number), 1.0, 2.0, 3.0]
             asked = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": values}
-            self.ledger.begin(str(number), "rows", time.monotonic())
+            self.request_log.begin(str(number), "rows", time.monotonic())
             connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": [asked]}))
             answer = connection.getresponse()
             said: dict[str, Any] = json.loads(answer.read())
             right = answer.status == 200 and _data(said, "doubled") == [2 * value for value in values]
-            self.ledger.end(str(number), RIGHT if right else WRONG, time.monotonic(), f"{answer.status} {said}")
+            self.request_log.end(str(number), RIGHT if right else WRONG, time.monotonic(), f"{answer.status} {said}")
         connection.close()
 
     @property
     def right(self) -> int:
-        return self.ledger.counts().get("rows", Counter())[RIGHT]
+        return self.request_log.counts().get("rows", Counter())[RIGHT]
 
     def end(self) -> None:
         self.done.set()
@@ -99,8 +99,8 @@ def test_every_request_gets_the_right_answer_while_the_worker_is_killed(tmp_path
                 assert ready(live)
             callers.end()
 
-            assert callers.ledger.failures() == []
-            assert callers.ledger.pending_count == callers.ledger.ended_twice == 0
+            assert callers.request_log.failures() == []
+            assert callers.request_log.pending_count == callers.request_log.ended_twice == 0
             assert callers.right > 300
             pids.append(backend_of(live).pid)
         assert len(set(pids)) == 4
@@ -125,6 +125,6 @@ def test_instances_are_added_and_removed_in_one_worker(tmp_path: Path) -> None:
             until(lambda wanted=count: len(live.server.engine.model("m").instances) == wanted)  # type: ignore[misc]
         callers.end()
 
-        assert callers.ledger.failures() == []
-        assert callers.ledger.pending_count == callers.ledger.ended_twice == 0
+        assert callers.request_log.failures() == []
+        assert callers.request_log.pending_count == callers.request_log.ended_twice == 0
         assert backend_of(live).pid == pid

@@ -88,7 +88,7 @@ class TestLoading:
             "worker.interpreter": "python3",
             "worker.timeout_s": "2",
         }
-        backend = IsolatedLoader("faulty:load", interpreters, (HERE,))(PATH, "cpu", options)
+        backend = IsolatedLoader("faulty_backend:load", interpreters, (HERE,))(PATH, "cpu", options)
         limit_s = backend.limit_s
         backend.close()
 

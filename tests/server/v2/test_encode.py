@@ -15,10 +15,11 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.listening.mapped_buffer import Body
 from penstock.server.v2.call_parameters import PerOutputPlan
 from penstock.server.v2.encode import Encoder, encode_outputs
-from penstock.server.v2.finish import Finished, finish_all
+from penstock.server.v2.finish import Finished
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import encode as rpc
 from penstock.server.v2.system_regions import SystemRegions
@@ -187,11 +188,8 @@ def test_an_answer_whose_outputs_are_all_in_shared_memory_equals_the_general_for
             plan = PerOutputPlan((system.regions.lease("r", 0, 4), system.regions.lease("r", 8, 16)), stored)
             if transport == "http":
                 answers.append(encode_outputs(http, request, plan, large=False))
-            elif stored:
-                answers.append((grpc.store_and_encode(request, plan, rpc.encode_id_and_mark(request_id)), 0))
             else:
-                finished = finish_all(model, request.output_positions, plan, request.outputs)
-                answers.append((grpc.encode_finished(finished, rpc.encode_id_and_mark(request_id)), 0))
+                answers.append((rpc.encode_outputs(grpc, plan, request, rpc.encode_id_and_mark(request_id)), 0))
             assert (tmp_path / "key").read_bytes()[:16] == b"".join(
                 [np.float32(number).tobytes(), bytes(4), np.full(2, number, "i4").tobytes()]
             )
@@ -210,5 +208,19 @@ def test_an_output_too_large_for_its_region_is_rejected_and_the_leases_are_relea
     plan = PerOutputPlan((system.regions.lease("r", 0, 8),), all_shared=True)
     with pytest.raises(InferError, match=r"for output 'y' \(8 bytes\) should be at least 16 bytes"):
         encode_outputs(Encoder("m", "1", [("y", "FP32")]), request, plan, large=False)
+    with pytest.raises(InferError, match="after its release"):
+        plan.modes[0].read()  # type: ignore[union-attr]
+
+
+def test_leases_are_released_if_the_parameters_of_an_answer_cannot_be_encoded(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(8))
+    system = SystemRegions(Regions(allowed=True), tmp_path)
+    system.register("r", "key", 0, 8)
+    model = fake_model(signature=Signature((), (TensorSpec("y", "FP32", (-1, 2)),), batched=True))
+    request = InferRequest(model, [], 1, (), (0,), NoSink())
+    request.outputs = CustomOutputs([np.zeros((1, 2), np.float32)], {"text": "\ud800"})
+    plan = PerOutputPlan((system.regions.lease("r", 0, 8),), all_shared=True)
+    with pytest.raises(ValueError, match=r"surrogates|UTF-8"):
+        rpc.encode_outputs(rpc.RpcEncoder("m", "1", model.signature), plan, request, b"")
     with pytest.raises(InferError, match="after its release"):
         plan.modes[0].read()  # type: ignore[union-attr]

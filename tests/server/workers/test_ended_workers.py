@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,30 @@ def test_a_worker_that_closes_its_socket_is_killed() -> None:
         worker, error = await ends(b"cut")
         assert error.message.startswith("the test's worker cannot be reached")
         assert worker.end_reason == "silent"
+
+    scene(work())
+
+
+def test_a_worker_that_has_exited_is_reported_with_its_status_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_exited, reaped = os.waitid, threading.Event()
+
+    def wait_late(*args: int) -> object:
+        reaped.wait(30)
+        return wait_exited(*args)
+
+    async def work() -> None:
+        disconnected: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(Worker, "_on_disconnect", lambda _, reason: disconnected.set_result(reason))
+        monkeypatch.setattr(os, "waitid", wait_late)
+        worker = Worker(order())
+        call = worker.call(CALL, b"exit 3")
+        reason = await disconnected
+        await asyncio.to_thread(wait_exited, os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        worker._kill_unreachable(reason)
+        reaped.set()
+        with pytest.raises(WorkerLost, match=r"ended: exit status 3$"):
+            await call
+        assert worker.end_reason == "exit"
 
     scene(work())
 

@@ -1,0 +1,1 @@
+"""The load generator checked against theory and other clients. `python -m penstock.perf.generator_accuracy`."""

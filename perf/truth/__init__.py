@@ -1,1 +1,0 @@
-"""Truth: the load generator checked against theory and other clients. `python -m penstock.perf.truth`."""
