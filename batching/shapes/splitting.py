@@ -37,7 +37,6 @@ def add_parts(model: Model, original: InferRequest, cancel: Callable[[InferReque
         for part in parts:
             remove_from_ordering(part)
         raise
-    original.promised_ns = max(part.promised_ns for part in parts)
     return len(parts)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextvars
 import math
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
@@ -22,7 +21,7 @@ import numpy as np
 
 from .known_functions import out_position
 from .plain_values import MAX_MEMBERS, MAX_SMALL_BYTES, PLAIN_TYPES, count_members, has_small_members
-from .scopes import own_nodes
+from .scopes import created_locals, own_nodes, root_name
 
 _MAX_CALLS = 64
 """The most calls between functions of the file: none is called in a comprehension, so a hook makes no more."""
@@ -82,11 +81,6 @@ def is_nonblocking(hook: Callable[..., Any], tree: ast.Module) -> bool:
     return True
 
 
-def thread_settings() -> Any:
-    """Return the settings of this thread, such as numpy's error handling: a file that changes them needs its thread."""
-    return contextvars.copy_context(), np.geterr()
-
-
 class _FileFunctions:
     """The functions of one file."""
 
@@ -129,9 +123,15 @@ class _FunctionAnalysis:
         self._body = node.body
         stored = {each.id for each in own_nodes(node.body) if isinstance(each, ast.Name) and _is_store(each)}
         self._locals = stored | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
-        self._created = _created_locals(node.body)
+        self._created = created_locals(node.body)
         self._comprehension_names: list[str] = []
         """The names that enclosing comprehensions bind at the current place."""
+        self._text_locals = set[str]()
+        for each in own_nodes(node.body):
+            if isinstance(each, ast.Assign | ast.AnnAssign) and each.value and self._may_be_text(each.value):
+                self._text_locals |= {
+                    part.id for part in ast.walk(each) if isinstance(part, ast.Name) and _is_store(part)
+                }
 
     def analyze(self) -> None:
         for statement in self._body:
@@ -234,8 +234,21 @@ class _FunctionAnalysis:
                 raise _NotProvenError
         self._expression(node.left)
         self._expression(node.right)
-        if isinstance(node.op, ast.Mod) and isinstance(getattr(node.left, "value", None), str):
+        if isinstance(node.op, ast.Mod) and self._may_be_text(node.left):
             self._reject_repeated(node.right)
+
+    def _may_be_text(self, node: ast.expr) -> bool:
+        """Return whether the file may give an expression a text as its value: then `%` formats."""
+        match node:
+            case ast.Constant(value=value):
+                return isinstance(value, str)
+            case ast.Name(id=name) if self._is_local(name):
+                return name in self._text_locals
+            case ast.Name(id=name) | ast.Subscript(value=ast.Name(id=name)):
+                return not self._is_local(name) and not isinstance(self._globals.get(name), int | float | np.ndarray)
+            case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
+                return self._may_be_text(left) or self._may_be_text(right)
+        return isinstance(node, ast.JoinedStr)
 
     def _call(self, node: ast.Call) -> None:
         if any(each.arg in {None, "out"} for each in node.keywords):
@@ -296,7 +309,7 @@ class _FunctionAnalysis:
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         before = len(self._comprehension_names)
         for part in node.generators:
-            if part.is_async or (self._comprehension_names and _root_name(part.iter) not in self._comprehension_names):
+            if part.is_async or (self._comprehension_names and root_name(part.iter) not in self._comprehension_names):
                 raise _NotProvenError  # nested over something else: more iterations than elements
             self._consumed_expression(part.iter)
             target = list(ast.walk(part.target))
@@ -320,24 +333,6 @@ class _FunctionAnalysis:
             case _:
                 value = getattr(node, "value", None)
         return type(value) is int and value <= MAX_SMALL_BYTES
-
-
-def _created_locals(body: list[ast.stmt]) -> set[str]:
-    """Return the names of a function that are only bound to lists and dicts created by it."""
-    created, other = set[str](), set[str]()
-    for node in own_nodes(body):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict | ast.ListComp | ast.DictComp):
-            created.update(each.id for each in node.targets if isinstance(each, ast.Name))
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            other.update(each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _is_store(each))
-    return created - other
-
-
-def _root_name(node: ast.expr) -> str:
-    """Return the name that an expression is a part of."""
-    while isinstance(node, ast.Subscript | ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_store(node: ast.Name | ast.Subscript) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.memory import resident_bytes
@@ -26,7 +29,7 @@ from .call import (
 from .conversions import BoundHooks, bind, conversions_for
 from .gil_monitor import MAX_COMPUTE_NS
 from .loading import POST, PRE, HookModule, exception_line
-from .nonblocking import is_nonblocking, thread_settings
+from .nonblocking import is_nonblocking
 from .packing import INPUTS
 from .plain_values import are_small_tensors, is_small
 from .pool_thread import PoolThread, interrupt
@@ -260,7 +263,7 @@ class Replica:
 
     def load(self) -> None:
         """Run the file. Raises: InferError."""
-        before_bytes, before = resident_bytes(), thread_settings()
+        before_bytes, before = resident_bytes(), _thread_settings()
         spec, decoupled = self._spec, self._model.spec.decoupled
         module = HookModule(
             spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect, label=self._model.name
@@ -271,7 +274,7 @@ class Replica:
         self.bound = bound = bind(module, conversions, self._model.signature, metadata)
         self.has_pre, self.has_post = (bound.functions[hook] is not None for hook in (PRE, POST))
         self.is_async = module.is_async
-        if self._is_constant and is_small(metadata) and thread_settings() == before:
+        if self._is_constant and is_small(metadata) and _thread_settings() == before:
             self.inline_hooks = _find_inline_hooks(spec.path, module)
         self.load_bytes = resident_bytes() - before_bytes
 
@@ -328,3 +331,8 @@ class _EndCall(_LoadCall):
 
     def invoke(self, bound: BoundHooks) -> None:
         self.replica.close_instance()
+
+
+def _thread_settings() -> Any:
+    """Return the settings of this thread, such as numpy's error handling: a file that changes them needs its thread."""
+    return contextvars.copy_context(), np.geterr()

@@ -1,6 +1,7 @@
 """Scopes of Python source: which nodes belong to one, which names it binds, and to what.
 
-Used by the modules that analyze user files: `writes.py`, `sources.py`, `expression_analysis.py`, `state_analysis.py`.
+Used by the modules that analyze user files: `writes.py`, `sources.py`, `expression_analysis.py`, `state_analysis.py`,
+`nonblocking.py`.
 """
 
 from __future__ import annotations
@@ -148,3 +149,23 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             values = [value] * len(target.elts)
         for element, each in zip(target.elts, values, strict=True):
             yield from _pairs(element, each)
+
+
+def created_locals(body: list[ast.stmt]) -> set[str]:
+    """Return the names of a function that are only bound to lists and dicts created by it."""
+    created, other = set[str](), set[str]()
+    for node in own_nodes(body):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Dict | ast.ListComp | ast.DictComp):
+            created.update(each.id for each in node.targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            other.update(
+                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            )
+    return created - other
+
+
+def root_name(node: ast.expr) -> str:
+    """Return the name that an expression is a part of."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -220,11 +220,11 @@ class Layouts:
     def _add_row(self, request: InferRequest, options: Options, body: bytes) -> None:
         data_start = body.find(_DATA)
         start = data_start + len(_DATA)
-        end = body.find(b"]", start) + 1
+        end = body.find(b"]", start) + 1  # 0 if there is none: no list ends before it begins
         array = request.inputs[0] if len(request.inputs) == 1 else None
-        if not end or array is None or not array.size:
+        if array is None or request.model.signature.inputs[0].datatype not in _FLOATS:
             return
-        if request.model.signature.inputs[0].datatype not in _FLOATS or not _is_input_data(body, start, end):
+        if not _is_input_data(body, start, end):
             return
         row = _RowTemplate(request, options, self.regions)
         row.set_array(array)
@@ -266,9 +266,7 @@ def _parse_few(text: bytes, row: _RowTemplate) -> Array | None:
 
 
 def _parse_many(text: bytes, row: _RowTemplate) -> Array | None:
-    """Parse the same without a Python float per number. A nested list is left to `decode`, which checks its depth."""
-    if text.count(b"[") != 1:
-        return None
+    """Parse the same without a Python float per number. A nested list is not valid JSON: it is cut at the first `]`."""
     values = parse_numbers(text)
     if values is None or values.size != row.size:
         return None

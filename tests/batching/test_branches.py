@@ -583,6 +583,21 @@ async def test_infer_marks_requested_outputs_that_the_only_answer_lacks() -> Non
     assert outputs.mismatch == "in ensemble 'pair', the answer lacks the requested output 'more'"
 
 
+async def test_infer_marks_an_output_that_deviates_from_the_configuration() -> None:
+    async with served() as (kept, _):
+        await kept.engine.load(told_spec("told"))
+        await kept.engine.load(ensemble_spec("last", "in", "out", step("told", "x=in", "y=out")))
+        asking = asyncio.create_task(kept.engine.infer(kept.engine.model("last"), [np.ones((1, 4), np.float32)]))
+        teller: Teller = kept.tellers["told"]  # type: ignore[attr-defined]
+        (asked,) = await teller.holds(1)
+        asked.answer_sink.send(StreamedAnswer({"y": np.ones((1, 4))}, mismatch="unexpected datatype TYPE_FP64"))
+        teller.end(asked)
+        outputs: Any = await asking
+
+    assert outputs[0].dtype == np.float64
+    assert outputs.mismatch == "model 'told': unexpected datatype TYPE_FP64"
+
+
 async def test_each_answer_starts_a_new_timeout_of_the_requests_full_length() -> None:
     hour_ns = 3_600_000_000_000
     async with served(SPREAD) as (kept, many):

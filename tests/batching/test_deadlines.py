@@ -42,6 +42,15 @@ def test_expired_requests_still_waiting_are_popped_in_deadline_order(
         assert not nearest_ns or 0 < deadlines.nearest_ns <= nearest_ns
 
 
+def test_requests_with_the_same_deadline_expire_in_the_order_of_their_arrival() -> None:
+    deadlines = Deadlines()
+    requests = [waiting(5) for _ in range(3)]
+    for count, request in enumerate(requests, start=1):
+        deadlines.add(request, count)
+
+    assert deadlines.pop_expired(5) == requests
+
+
 def test_tensors_of_requests_that_left_the_queue_are_freed_before_their_deadline() -> None:
     deadlines = Deadlines()
     kept = []

@@ -137,6 +137,18 @@ class TestExecute:
             else:
                 assert outputs_of(request) == [[[value] * 4] * rows, [4 * value] * rows]
 
+    def test_a_batch_that_fails_ends_when_its_run_has_failed(self) -> None:
+        failed_ns: list[int] = []
+
+        def fail(_: list[Any]) -> list[Any]:
+            failed_ns.append(time.monotonic_ns())
+            raise InferError(Code.INVALID, "a guilty row")
+
+        model, backend = model_of(fail)
+        (batch,) = run(model, backend, *requests_for(model, 1))
+
+        assert batch.exec_end_ns >= failed_ns[-1]
+
     def test_only_requested_outputs_are_requested_from_the_model(self) -> None:
         model, backend = model_of()
         request = fake_request(model)

@@ -67,6 +67,13 @@ def test_requests_without_rows_are_taken_with_any_batch() -> None:
     assert lane.take(4) == (requests, 4)
 
 
+def test_a_full_batch_takes_no_further_request_even_without_rows() -> None:
+    lane, _ = lane_of(4, 0, 1)
+
+    assert rows_of(lane.take(4)[0]) == [4]
+    assert rows_of(lane.take(4)[0]) == [0, 1]
+
+
 def test_the_next_request_becomes_the_head_when_the_head_is_removed() -> None:
     lane, requests = lane_of(1, 2)
     lane.remove(requests[0])

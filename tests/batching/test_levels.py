@@ -324,6 +324,32 @@ class TestQueueLimits:
         assert add(scheduler, 3).waiting
 
 
+def test_rows_of_a_removed_request_no_longer_count_in_its_lane() -> None:
+    policy = BatchPolicy(priority_levels=2, default_priority=1)
+    lane = LevelLane(A, Levels(policy, QueueLimits(policy)))
+    kept, removed = fake_request(MODEL, 2), fake_request(MODEL, 3)
+    for request in (kept, removed):
+        request.priority = 1
+        lane.add(request)
+
+    lane.remove(removed)
+
+    assert (lane.rows, lane.rows_ahead(kept)) == (2, 2)
+
+
+def test_a_late_request_beyond_the_batch_keeps_its_place_in_its_level() -> None:
+    policy = BatchPolicy(priority_levels=2, default_priority=1)
+    lane = LevelLane(A, Levels(policy, QueueLimits(policy)))
+    first, late, last = (fake_request(MODEL, rows) for rows in (2, 1, 1))
+    late.target_ns = 10
+    for request in (first, late, last):
+        request.priority = 1
+        lane.add(request)
+
+    assert lane.take(2, end_ns=20) == ([first], 2)
+    assert lane.take(1) == ([late], 1)
+
+
 def test_a_lane_keeps_queues_only_for_levels_with_waiting_requests() -> None:
     policy = BatchPolicy(priority_levels=2**64 - 1, default_priority=1)
     levels = Levels(policy, QueueLimits(policy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,6 +86,22 @@ async def test_a_batch_that_runs_on_the_loop_makes_room_at_once() -> None:
         assert (model.waiting_rows, model.inflight, rejected(model)) == (QUEUE_ROWS - BATCH_ROWS,) * 2 + (0,)
         engine.submit(fake_request(model, sink=sink))
         assert len(await sink.holds(QUEUE_ROWS + 1)) == QUEUE_ROWS + 1
+
+
+async def test_a_request_found_expired_while_room_is_made_fails_at_once() -> None:
+    async with full_queue("loop") as (engine, model, sink):
+        engine.make_room(model)
+        late = fake_request(model, sink=sink)
+        late.deadline_ns = time.monotonic_ns() + int(PATIENCE_S * 1e9)
+        engine.submit(late)
+        model.scheduler.expired += model.scheduler.expire(late.deadline_ns)
+        while not model.scheduler.is_full():
+            engine.submit(fake_request(model, sink=sink))
+        engine.make_room(model)
+
+        assert late in sink.requests
+        assert late.error is not None
+        assert late.error.code is Code.EXPIRED
 
 
 async def test_a_full_queue_of_a_model_on_threads_rejects_the_request() -> None:

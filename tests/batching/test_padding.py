@@ -55,6 +55,10 @@ def too_short(inputs: list[Any]) -> list[Any]:
     return [inputs[0][:, :3], inputs[0][:, 0]]
 
 
+def squared(inputs: list[Any]) -> list[Any]:
+    return [inputs[0][:, None].repeat(inputs[0].shape[1], axis=1)]
+
+
 def kind_and_length(inputs: list[Any]) -> list[Any]:
     return [inputs[1], inputs[2].sum(axis=1)]
 
@@ -199,6 +203,15 @@ class TestRuns:
 
         assert same.shape == (1, 4)
 
+    def test_only_the_configured_axis_of_an_output_without_axis_names_is_trimmed(self) -> None:
+        graph = Signature((replace(IDS, axes=()),), (TensorSpec("pairs", "INT64", (-1, -1, -1)),))
+        said = PaddedAxis("ids", 0, buckets=(4,), outputs={"pairs": 1})
+        model, backend = model_of(said, graph=graph, function=squared)
+
+        ((pairs,),) = run(model, backend, request_of(model, ones(1, 3)))
+
+        assert pairs.tolist() == [[[1] * 3] * 4]
+
     def test_an_output_of_another_length_than_the_run_is_an_internal_error(self) -> None:
         model, backend = model_of(PADDED, function=too_short)
         request = request_of(model, ones(1, 2), None)
@@ -305,6 +318,12 @@ class TestRefusedConfigurations:
         text = "padding.ids.mask: 'mask' is also the mask of 'other', whose axis does not have the same name"
 
         assert refusal(PADDED, replace(PADDED, input="other"), graph=graph) == f"model 'm', {text}"
+
+    def test_two_axes_with_different_names_may_have_a_mask_each(self) -> None:
+        other = (TensorSpec(name, "INT64", (-1, -1), axes=("N", "M")) for name in ("other", "other_mask"))
+        graph = replace(GRAPH, inputs=(IDS, MASK, *other))
+
+        assert spec_of(PADDED, replace(PADDED, input="other", mask="other_mask"), graph=graph).signature is not None
 
     def test_padding_one_axis_twice_is_refused(self) -> None:
         assert refusal(PADDED, PADDED) == "model 'm', padding.ids.axis: axis 0 is declared twice"

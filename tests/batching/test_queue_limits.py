@@ -17,6 +17,7 @@ from penstock.batching.scheduling.queue_limits import (
     MIN_BYTES,
     MIN_ROWS,
     QueueLimits,
+    max_split_rows,
     queue_rows,
 )
 from penstock.batching.scheduling.scheduler import Scheduler
@@ -110,6 +111,27 @@ def test_requests_without_rows_and_models_without_batches_have_default_limits() 
 
     assert (room.max_rows, room.adapt_max_nbytes(image(0))) == (MIN_ROWS, MIN_BYTES)
     assert queue_rows(BatchPolicy(max_batch_rows=0, max_queue_requests=5000)) == 5000
+
+
+@pytest.mark.parametrize(
+    ("rows", "nbytes", "requests", "allowed"),
+    [(6, 70, 5, True), (7, 70, 5, False), (6, 71, 5, False), (6, 70, 6, False)],
+)
+def test_a_group_of_requests_is_allowed_only_within_every_limit(
+    rows: int, nbytes: int, requests: int, allowed: bool
+) -> None:
+    limits = QueueLimits(BatchPolicy(max_queue_rows=6, max_queue_bytes=70, max_queue_requests=5))
+
+    assert limits.allows(rows, nbytes, requests) == allowed
+
+
+@pytest.mark.parametrize(("queue_rows", "split_rows"), [(0, 3 * 8), (20, 20)])
+def test_the_parts_of_one_request_fit_within_the_queues_limits_on_requests_and_rows(
+    queue_rows: int, split_rows: int
+) -> None:
+    policy = BatchPolicy(max_batch_rows=8, max_queue_requests=3, max_queue_rows=queue_rows)
+
+    assert max_split_rows(policy, 8) == split_rows
 
 
 class TestMemory:

@@ -360,6 +360,12 @@ class TestShapeTensors:
         with pytest.raises(InferError, match="unexpected shape for input 'v'"):
             self.request(model, 1, *values)
 
+    @pytest.mark.parametrize("shape", [(3, 1), (3, 3), ()])
+    def test_a_shape_tensor_that_is_not_a_list_is_rejected(self, shape: tuple[int, ...]) -> None:
+        model, _ = self.model()
+        with pytest.raises(InferError, match="unexpected shape for input 'v'"):
+            check_shapes(model.name, model.signature, 8, [(1, 4), shape])
+
     def test_a_shape_tensor_of_a_model_without_rows_is_passed_unchanged(self) -> None:
         graph = Signature((TensorSpec("x", "FP32", (4,)), TensorSpec("v", "INT64", (2,))), (replace(X, name="y"),))
         model, _ = self.model(graph=graph, rows=0)

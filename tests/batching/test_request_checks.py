@@ -2,15 +2,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.scheduling.request_checks import Shape, check_shapes, format_shape
+from penstock.batching.scheduling.request_checks import Shape, check_shapes, format_shape, make_request
 from penstock.batching.shapes.padding import Padding
 from penstock.batching.spec import ModelSpec, PaddedAxis
+from tests.fakes import fake_model
 
 PAIR = Signature(
     (TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, -1, 3), optional=True)),
@@ -118,3 +120,9 @@ def test_with_padding_the_key_has_the_padded_lengths_and_the_rows_sent() -> None
 
     assert check_shapes("m", signature, 8, [(2, 5, 3)], padding) == (2, ((8, 3),))
     assert check_shapes("m", signature, 8, [(2, 9, 3)], padding) == (2, ((9, 3),))
+
+
+def test_a_request_made_by_the_server_has_the_parameters_it_was_given() -> None:
+    request = make_request(fake_model(), [np.zeros((1, 4), np.float32)], parameters={"lang": "en"})
+
+    assert request.parameters == {"lang": "en"}

@@ -553,9 +553,10 @@ def lanes_alive() -> int:
 
 
 class TestMemory:
-    def test_any_number_of_keys_leaves_a_bounded_number_of_idle_lanes(self) -> None:
+    @pytest.mark.parametrize("keys", [MAX_IDLE_LANES + 1, 10 * MAX_IDLE_LANES])
+    def test_any_number_of_keys_leaves_a_bounded_number_of_idle_lanes(self, keys: int) -> None:
         scheduler, before = scheduler_of(), lanes_alive()
-        for width in range(10 * MAX_IDLE_LANES):
+        for width in range(keys):
             add(scheduler, key=((width,),))
             scheduler.take(1)
 

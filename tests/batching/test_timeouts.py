@@ -30,6 +30,7 @@ LEVELS = BatchPolicy(
         (FREE, 7, 5, 0, 5),
         (FIXED, 0, 0, 0, 100),
         (FIXED, 7, 0, 0, 100),
+        (BENDING, 0, 0, 0, 100),
         (BENDING, 7, 0, 0, 7),
         (BENDING, 700, 0, 0, 100),
         (BENDING, 0, 50, 0, 50),

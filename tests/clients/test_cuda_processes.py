@@ -38,8 +38,10 @@ def served(root: Path, environment: dict[str, str], *words: str) -> Iterator[tup
     """Start a server; return its HTTP and gRPC ports."""
     ports = ["--http-port=0", "--grpc-port=0", "--allow-metrics=false"]
     command = [sys.executable, "-m", "penstock.server.cli", "serve", str(root), *ports, "--allow-client-shm=true"]
+    env = {**os.environ, **environment}
+    env.pop("PENSTOCK_TEST_FRONTS", None)  # not a setting
     with subprocess.Popen(
-        [*command, "--log-format=json", *words], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        [*command, "--log-format=json", *words], stderr=subprocess.PIPE, text=True, env=env
     ) as process:
         assert process.stderr is not None
         try:

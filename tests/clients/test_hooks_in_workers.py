@@ -170,7 +170,8 @@ def test_killed_workers_do_not_affect_other_models_under_load(before: set[int], 
         else:
             failed[key] = ends[0]
 
-    assert len(victims) == 3  # the worker of the other model is one of them
+    fronts = int(os.environ.get("PENSTOCK_TEST_FRONTS") or 1)
+    assert len(victims) == 3 * fronts  # a worker of the other model is among them
     assert len(ledger) == 2400
     assert len(failed) <= 8  # one for each connection: what pre_inference leaves in the parameters goes with its worker
     assert all(key.startswith("hooked") and status == 503 for key, (status, _) in failed.items())

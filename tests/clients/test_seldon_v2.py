@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,9 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
+needs_both_protocols = pytest.mark.skipif(
+    bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="front ends do not serve Seldon's own protocol"
+)
 
 CODE = '''
 import threading
@@ -173,12 +177,14 @@ def test_an_error_of_user_code_has_status_500_and_its_metrics_are_exposed(said: 
     assert "said_calls_total{" in httpx.get(f"http://127.0.0.1:{said.metrics_port}/metrics").text
 
 
+@needs_both_protocols
 def test_the_same_instance_also_answers_seldons_own_protocol(said: Live) -> None:
     answer = httpx.post(f"{said.url}/predict", json={"data": {"ndarray": [[1.0, 2.0, 3.0]]}})
 
     assert answer.json()["data"]["ndarray"] == [[2.0, 3.0, 4.0]]
 
 
+@needs_both_protocols
 def test_calls_of_both_protocols_are_counted_once(folder: Path) -> None:
     with serving(folder, "Said") as live:
         for _ in range(3):
@@ -221,6 +227,7 @@ def test_strings_and_several_tensors_are_passed_to_the_component(folder: Path, m
         assert answer.as_numpy("of_a") is None
 
 
+@needs_both_protocols
 def test_calls_of_both_protocols_share_batches_with_seldon_batching(folder: Path) -> None:
     """A component whose run time is independent of the rows gains from batching: it runs less often than called."""
     with serving(folder, "Wide", seldon_batching=True) as live:

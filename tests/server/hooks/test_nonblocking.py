@@ -52,6 +52,7 @@ def is_nonblocking_source(source: str) -> bool:
         "return [f'{value:.2f} {labels[0]}' for value in sample if str(value) != value.lower()]",
         "return [(value - sample[0]) / len(sample) for value in sample]",
         "return [f'{many[at]}: {value:.2f}' for at, value in enumerate(sample)]",
+        "n = len(sample)\n    return [(mean[0] % n, (value + 1) % n, form % value) for value in sample]",
         "return {name: round(float(value), 4) for name, value in zip(labels, sample[0])}",
         "return sorted(zip(sample[0].tolist(), labels), reverse=True)[:2]",
         "out = []\n    out.append(sample['a'])\n    return np.array(out, dtype=np.float32)",
@@ -69,6 +70,7 @@ def test_a_hook_that_only_computes_and_looks_up_values_is_nonblocking(body: str)
 import math
 import numpy as np
 labels = ["a", "b", "c"]
+form = "%s"
 many = list(range(1000))
 mean = np.array([0.5, 0.25])
 def scaled(value, by=2.0):
@@ -102,6 +104,10 @@ def hook(sample, metadata):
         "return [str(sample) for _ in sample]",
         "return [f'{value} of {sample}' for value in sample]",
         "return ['%s of %s' % (value, sample) for value in sample]",
+        "return [form % (value, sample) for value in sample]",
+        "return [forms[0] % (value, sample) for value in sample]",
+        "form = '%s of %s'\n    return [form % (value, sample) for value in sample]",
+        "form: str = labels[0]\n    return [('%s ' + form) % (value, sample) for value in sample]",
         "return ['{} of {}'.format(value, sample) for value in sample]",
         "return [value.join(sample) for value in sample]",
         "return [f'{value} of {many}' for value in sample]",
@@ -153,6 +159,8 @@ import numpy as np
 from textwrap import dedent as foreign
 import types
 labels = ["a"]
+form = "%s of %s"
+forms = [form]
 huge = np.zeros(100_000)
 many = list(range(1000))
 log = logging.getLogger()

@@ -37,6 +37,7 @@ MANY = Signature(
     batched=True,
 )
 TWO = Signature((MANY.inputs[0], MANY.inputs[2]), (MANY.outputs[0],), batched=True)
+PAIR = Signature((*ONE.inputs, TensorSpec("z", "FP32", (-1, 4))), ONE.outputs, batched=True)
 FREE = Signature((TensorSpec("f", "FP64", (-1, -1, 2)),), (TensorSpec("g", "FP64", ()),))
 
 
@@ -257,6 +258,28 @@ class TestValidRequests:
             assert found.rows == 1
             assert options.parameters is not None
         assert len(layouts) == 0
+
+    @pytest.mark.parametrize(
+        ("signature", "document"),
+        [
+            (PAIR, {"inputs": [entry("x", data=[1, 2, 3, 4]), entry("z", data=[5, 6, 7, 8])]}),
+            (ONE, {"inputs": [entry(shape=(0, 4), data=[])]}),
+        ],
+        ids=["two inputs", "no values"],
+    )
+    def test_json_data_is_cached_only_for_a_single_input_with_values(self, signature: Signature, document: Any) -> None:
+        made, layouts = model(signature), Layouts()
+        found, _ = decode_remembered(made, json.dumps(document).encode(), -1, 100, SINK, layouts)
+
+        assert [array is not None for array in found.inputs] == [True] * len(signature.inputs)
+        assert len(layouts) == 0
+
+    def test_a_layout_is_cached_even_if_the_binary_tensor_looks_like_json_data(self) -> None:
+        made, layouts = model(), Layouts()
+        text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
+        decode_remembered(made, text + b'"data":[1,2,3,4]', len(text), 100, SINK, layouts)
+
+        assert len(layouts) == 1
 
     def test_a_body_longer_or_shorter_than_its_cached_layout_is_rejected(self) -> None:
         made, layouts = model(), Layouts()

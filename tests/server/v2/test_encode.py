@@ -26,6 +26,7 @@ from penstock.server.v2.system_regions import SystemRegions
 from penstock.server.v2.tensors import from_binary, from_json
 from tests.fakes import NoSink, fake_model
 from tests.server.v2.documents import TEXTS, same, tensors
+from tests.server.v2.rpc.calls import pb
 
 OUTPUTS = [(f"out {name}", name) for name in DATATYPES]
 IN_JSON = [position for position, (_, name) in enumerate(OUTPUTS) if name not in {"FP16", "BF16"}]
@@ -224,3 +225,23 @@ def test_leases_are_released_if_the_parameters_of_an_answer_cannot_be_encoded(tm
         rpc.encode_outputs(rpc.RpcEncoder("m", "1", model.signature), plan, request, b"")
     with pytest.raises(InferError, match="after its release"):
         plan.modes[0].read()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_parameters_of_user_code_are_returned_though_all_outputs_are_in_shared_memory(
+    tmp_path: Path, transport: str
+) -> None:
+    (tmp_path / "key").write_bytes(bytes(8))
+    system = SystemRegions(Regions(allowed=True), tmp_path)
+    system.register("r", "key", 0, 8)
+    model = fake_model(signature=Signature((), (TensorSpec("y", "FP32", (-1, 2)),), batched=True))
+    request = InferRequest(model, [], 1, (), (0,), NoSink())
+    request.outputs = CustomOutputs([np.ones((1, 2), np.float32)], {"note": "n"})
+    plan = PerOutputPlan((system.regions.lease("r", 0, 8),), all_shared=True)
+
+    if transport == "http":
+        body, _ = encode_outputs(Encoder("m", "1", [("y", "FP32")]), request, plan, large=False)
+        assert json.loads(bytes(body))["parameters"] == {"note": "n"}
+    else:
+        message = bytes(rpc.encode_outputs(rpc.RpcEncoder("m", "1", model.signature), plan, request, b""))
+        assert pb.ModelInferResponse.FromString(message).parameters["note"].string_param == "n"

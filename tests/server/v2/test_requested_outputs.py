@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.v2.call_parameters import MAX_CLASSES, Classes, PerOutputPlan
+from penstock.server.v2.call_parameters import MAX_CLASSES, Classes, PerOutputPlan, Plan
 from penstock.server.v2.regions import DISABLED_TEXT, Regions
-from penstock.server.v2.requested_outputs import parse_outputs
-from tests.fakes import fake_model
+from penstock.server.v2.requested_outputs import parse_outputs, select_outputs
+from tests.fakes import fake_model, fake_request
 
 MODEL = fake_model()
 
@@ -79,3 +80,15 @@ class TestParseOutputs:
             parse_outputs(MODEL, [("y", {"shared_memory_region": "r"})], regions)
 
         assert (caught.value.code, caught.value.message) == (Code.UNSUPPORTED, DISABLED_TEXT)
+
+
+@pytest.mark.parametrize(("plan", "binary"), [(None, False), ((True,), True), ((False,), False)])
+@pytest.mark.parametrize("requested", [(0,), None], ids=["requested", "all"])
+def test_outputs_under_other_names_are_binary_if_all_of_the_models_were_requested_as_binary(
+    plan: Plan, binary: bool, requested: tuple[int, ...] | None
+) -> None:
+    request = fake_request(MODEL)
+    if requested is not None:
+        request.output_positions = requested
+
+    assert select_outputs(request, plan, {"z": np.zeros(1)}) == {"z": binary}

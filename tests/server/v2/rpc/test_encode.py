@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.listening.mapped_buffer import LARGE_BYTES
 from penstock.server.v2.call_parameters import Classes, PerOutputPlan
 from penstock.server.v2.finish import Finished
-from penstock.server.v2.rpc.encode import FINAL, RpcEncoder, encode_id_and_mark, stream_answer, stream_error
+from penstock.server.v2.rpc.encode import (
+    FINAL,
+    LargeAnswer,
+    RpcEncoder,
+    encode_id_and_mark,
+    stream_answer,
+    stream_error,
+)
 from penstock.server.v2.rpc.outputs import is_large
 from penstock.server.v2.rpc.wire import varint
 from tests.server.v2.rpc.calls import pb
@@ -98,3 +106,18 @@ def test_varints_are_written_as_protobuf_reads_them(number: int) -> None:
 )
 def test_many_classes_are_encoded_on_a_thread(shape: tuple[int, ...], count: int, large: bool) -> None:
     assert is_large(PerOutputPlan((Classes(count, binary=False),)), [np.zeros(shape, np.float32)]) == large
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_an_answer_is_left_to_a_thread_from_a_total_size_on(outputs: int) -> None:
+    wanted, flags = (1, 0)[:outputs], np.zeros((1, LARGE_BYTES - 4 * (outputs - 1)), np.bool_)
+    arrays = [flags, np.zeros((1, 1), np.float32)][:outputs]
+    encoder = RpcEncoder("m", "12", SIGNATURE)
+    with pytest.raises(LargeAnswer) as large:
+        encoder.encode_plain(wanted, arrays)
+    arrays[0] = flags[:, 1:]
+
+    assert len(large.value.encode()) > LARGE_BYTES
+    assert pb.ModelInferResponse.FromString(bytes(encoder.encode_plain(wanted, arrays))) == expected(
+        wanted, arrays, "", final=False
+    )
