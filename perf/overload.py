@@ -208,7 +208,7 @@ def _verdicts(rounds: Sequence[Round]) -> list[str]:
     times = statistics.median(each.offered_ratio for each in rounds)
     goodput_ratio = statistics.median(each.goodput_ratio for each in rounds)
     recovery_ratio = statistics.median(each.recovery_ratio for each in rounds)
-    refused_ms = statistics.median(each.result.server_latency_ms(0.99, 503) for each in overloads)
+    refused_ms = [each.result.server_latency_ms(0.99, 503) for each in overloads if len(each.result.answered(503))]
     rows = max(each.max_waiting_rows for each in overloads)
     unexpected = sum(each.result.unexpected(200, 503) for each in overloads)
     growth_mib = max(each.growth_mib for each in overloads)
@@ -219,11 +219,18 @@ def _verdicts(rounds: Sequence[Round]) -> list[str]:
         ),
         verdict(f"queue: at most {rows} rows of {MIN_ROWS}", rows <= MIN_ROWS),
         verdict(f"goodput: {goodput_ratio:.1%} of the peak", goodput_ratio >= MIN_OF_PEAK),
-        verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < MAX_REJECTION_MS),
+        _refusals_verdict(refused_ms),
         verdict(f"neither 200 nor 503: {unexpected}", unexpected == 0),
         verdict(f"memory: {growth_mib:+.1f} MiB with the queue full", growth_mib <= MAX_GROWTH_MIB),
         verdict(f"after: {recovery_ratio:.1%} of the goodput before", recovery_ratio >= MIN_OF_PEAK),
     ]
+
+
+def _refusals_verdict(p99_ms: Sequence[float]) -> str:
+    if not p99_ms:
+        return verdict("refusals: there were none", False)
+    median_ms = statistics.median(p99_ms)
+    return verdict(f"refusals: p99 {median_ms:.3f} ms from sent to received", median_ms < MAX_REJECTION_MS)
 
 
 def soak(server: Process, case: Case, seconds: int) -> str:

@@ -201,6 +201,10 @@ def test_claims_that_do_not_hold_are_reported(change: dict[str, Any], what: str)
     assert [line.startswith(what) for line in failed] == [True]
 
 
+def test_an_overload_that_refused_nothing_says_nothing_about_refusals() -> None:
+    assert "refusals: there were none: DOES NOT HOLD" in said(one_round(s200=(200_000, 900), s503=(0, 0.8)))
+
+
 def test_one_slow_round_does_not_change_the_median() -> None:
     slow = one_round(after_per_s=800, s200=(15_000, 900), s503=(181_000, 11))
 
