@@ -133,8 +133,10 @@ class Report:
                 overloaded.p99_ms <= target_ms,
             ),
             verdict(
-                f"refusals p99: {overloaded.refused_p99_ms:.2f} ms, under {MAX_REFUSAL_MS:g}",
-                overloaded.refused_p99_ms < MAX_REFUSAL_MS,
+                f"refusals p99: {overloaded.refused_p99_ms:.2f} ms, under {MAX_REFUSAL_MS:g}"
+                if overloaded.refused_per_s
+                else "refusals: there were none",
+                overloaded.refused_per_s > 0 and overloaded.refused_p99_ms < MAX_REFUSAL_MS,
             ),
             verdict(f"neither 200 nor 503: {unexpected:.0f}", unexpected == 0),
         ]

@@ -66,7 +66,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         async for chunk in request.stream():
             body += chunk
             if len(body) > max_bytes:
-                text = f"request body exceeds the maximum of {max_bytes} bytes for '{request.url.path}'"
+                text = f"request body exceeds the maximum of {max_bytes} bytes for '{request.scope['path']}'"
                 raise InferError(Code.INVALID, text)
     except ClientDisconnect:
         raise InferError(Code.CANCELLED, "the client has disconnected") from None

@@ -70,6 +70,7 @@ def test_all_claims_may_hold() -> None:
         ({"offered_per_s": 450, "in_time_per_s": 450}, {}, "deep: goodput at 200%: 86.7%"),
         ({}, {"p99_ms": 50.1}, "deep: accepted p99 at 200%: 50.1"),
         ({}, {"refused_p99_ms": 5.0}, "deep: refusals p99: 5.00"),
+        ({}, {"refused_per_s": 0, "refused_p99_ms": 0}, "deep: refusals: there were none"),
         ({"unexpected": 1}, {}, "deep: neither 200 nor 503: 1"),
     ],
 )
