@@ -103,7 +103,7 @@ class Fleet:
             answers = [self._answer(child) for child in self._children]
         except (EOFError, OSError) as error:
             self._ended = True
-            raise FleetError(f"a process of the generator has died{self._last_words()}") from error
+            raise FleetError(f"a process of the generator has died{self._reported_failures()}") from error
         for succeeded, answer in answers:
             if not succeeded:
                 is_os_error, reason = answer
@@ -111,13 +111,13 @@ class Fleet:
                 raise ConnectionError(reason) if is_os_error else FleetError(failure)
         return [answer for _, answer in answers]
 
-    def _last_words(self) -> str:
-        words = ""
+    def _reported_failures(self) -> str:
+        reasons = ""
         for child in self._children:
             with contextlib.suppress(EOFError, OSError):
                 while child.failures.poll():
-                    words += f": {child.failures.recv()}"
-        return words
+                    reasons += f": {child.failures.recv()}"
+        return reasons
 
     def _answer(self, child: _Child) -> tuple[bool, Any]:
         while True:
