@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .random_rows import Inputs, as_float64, draw_inputs, run_rows
+from .random_rows import Inputs, as_float64, draw_inputs, make_neighbors, run_rows
 from .rowwise import Evidence
 
 if TYPE_CHECKING:
@@ -40,34 +40,42 @@ differently."""
 MAX_CHANGED = 0.3
 """The fraction of an output that may change: near ties may sort differently, and rounding errors add up in a few
 places."""
+NEIGHBOR_KINDS = (("same", 1), ("other", 3), ("other", 1), ("zero", 1))
+"""The rows that take the place of a row's neighbor, and the largest of their integers. Not huge or NaN: a model may
+allocate as much as a number says, or compute until a number is small."""
+NEIGHBOR_TOLERANCE = 0.001
+"""How far a number may be from the previous one if only the neighbor of its row was replaced, as a fraction of the
+largest of its row: the same kernels run, so usually nothing changes."""
 BUDGET_NS = 1_000_000_000
 """What the first run may take: a slower model is not examined any further."""
-TEXTS = ((b"one of several words", b"text"), (b"12.5", b"3"))
+TEXTS = ((b"one, two; three words", b"text"), (b"12.5", b"3"))
 """The two rows of a BYTES input, in turn, since a model may parse numbers. The second is shorter, in words as well."""
 
 
-def find_mixing(model: Model) -> str:
+def find_mixing(model: Model, *, shares_scale: bool = False) -> str:
     """Say what shows that rows are not rows, or that they affect each other; "" if nothing does.
 
+    `shares_scale`: that rows take a scale from each other is known, and accepted.
     Never raises: failures on random rows say nothing about requests.
     """
     signature = model.signature
     if not (signature.batched and signature.inputs) or model.forms is not None:
         return ""
     if model.loop_binding is not None:
-        return _examine(model, model.loop_binding)
+        return _examine(model, model.loop_binding, shares_scale)
     first = model.thread_instances[0]
-    reason: str = first.run_on_thread(partial(_examine, model, first.binding))
+    reason: str = first.run_on_thread(partial(_examine, model, first.binding, shares_scale))
     return reason
 
 
-def _examine(model: Model, binding: Binding) -> str:
+def _examine(model: Model, binding: Binding, shares_scale: bool) -> str:
     strings = any(each.datatype == "BYTES" for each in model.signature.inputs)
     end_ns = time.monotonic_ns() + BUDGET_NS
     # a 0 makes rows of integers differ, but may be an invalid length or divisor: then all are 1
     for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], _lengths(model.signature), (True, False)):
         try:
-            return _compare_runs(model, binding, _draw_two_rows(model.signature, length, texts, zeros=zeros))
+            rows = _draw_two_rows(model.signature, length, texts, zeros=zeros)
+            return _compare_runs(model, binding, rows, shares_scale)
         except Exception:  # noqa: BLE001 - random numbers may be invalid indices, or the length invalid
             if time.monotonic_ns() > end_ns:
                 break
@@ -83,7 +91,7 @@ def _lengths(signature: Signature) -> list[int]:
     return [*LENGTHS, *LONG_LENGTHS[: 1 if has_several else None]]
 
 
-def _compare_runs(model: Model, binding: Binding, rows: Inputs) -> str:
+def _compare_runs(model: Model, binding: Binding, rows: Inputs, shares_scale: bool) -> str:
     """Compare two rows in several runs. Raises: what the model does."""
     evidence = Evidence(model, "of random values")
     start_ns = time.monotonic_ns()
@@ -100,9 +108,40 @@ def _compare_runs(model: Model, binding: Binding, rows: Inputs) -> str:
     if evidence.reason:
         return evidence.reason
     changed = _changed_output(model, [each[order] if isinstance(each, np.ndarray) else each for each in before], after)
-    if changed and _changed_output(model, before, _run(model, binding, rows)):
-        return ""  # it draws random numbers itself
+    if not (changed or shares_scale):
+        changed = _changed_by_neighbor(model, binding, rows, before)
+    if changed:
+        again = _run(model, binding, rows)
+        if _changed_output(model, before, again) or _changed_row(model, before, again, 0, 0):
+            return ""  # it draws random numbers itself
     return changed and f"rows of output '{changed}' depend on the other rows in their batch"
+
+
+def _changed_by_neighbor(model: Model, binding: Binding, rows: Inputs, before: Sequence[Any]) -> str:
+    """Replace the neighbor of each row. Returns: the name of an output that changes for the row; "" if none does."""
+    end_ns = time.monotonic_ns() + BUDGET_NS
+    for (kind, max_integer), row in product(NEIGHBOR_KINDS, (0, 1)):
+        if time.monotonic_ns() > end_ns:
+            break
+        with suppress(Exception):  # the neighbor may be invalid
+            after = _run(model, binding, _replace_neighbor(model, rows, row, kind, max_integer))
+            changed = _changed_row(model, before, after, row, row)
+            if not changed and kind == "same":
+                changed = _changed_row(model, before, after, row, 1 - row)
+            if changed:
+                return changed
+    return ""
+
+
+def _replace_neighbor(model: Model, rows: Inputs, row: int, kind: str, max_integer: int) -> Inputs:
+    """Return two rows with one of them replaced: that which is not `row`."""
+    replaced = [array.copy() for array in rows]
+    for spec, array in zip(model.signature.inputs, replaced, strict=True):
+        if kind == "same" or spec.datatype == "BYTES":
+            array[1 - row] = array[row]
+        else:
+            array[1 - row] = make_neighbors(spec, array[::-1], kind, max_integer)[1 - row]
+    return replaced
 
 
 def _draw_two_rows(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros: bool) -> Inputs:
@@ -127,20 +166,34 @@ def _run(model: Model, binding: Binding, rows: Inputs) -> list[Any]:
     return [np.array(each) if isinstance(each, np.ndarray) else each for each in outputs]
 
 
-def _changed_output(model: Model, before: Sequence[Any], after: Sequence[Any]) -> str:
+def _changed_row(model: Model, before: Sequence[Any], after: Sequence[Any], row: int, row_after: int) -> str:
+    """Return the name of an output that has changed anywhere in a row; "" if there is none."""
+    old, new = (
+        [each[position : position + 1] if isinstance(each, np.ndarray) else each for each in outputs]
+        for outputs, position in ((before, row), (after, row_after))
+    )
+    return _changed_output(model, old, new, NEIGHBOR_TOLERANCE, 0.0)
+
+
+def _changed_output(
+    model: Model, before: Sequence[Any], after: Sequence[Any], tolerance: float = TOLERANCE,
+    max_changed: float = MAX_CHANGED,
+) -> str:  # fmt: skip
     """Return the name of an output of which too much has changed; "" if there is none."""
     specs = [model.signature.outputs[position] for position in model.all_outputs]
     for each, old, new in zip(specs, before, after, strict=True):
-        if isinstance(new, np.ndarray) and new.size and _changed_share(each, old, new) > MAX_CHANGED:
+        if isinstance(new, np.ndarray) and new.size and _changed_share(each, old, new, tolerance) > max_changed:
             return each.name
     return ""
 
 
-def _changed_share(spec: TensorSpec, before: Array, after: Array) -> float:
-    """Return the fraction of elements that changed, numbers by more than rounding."""
+def _changed_share(spec: TensorSpec, before: Array, after: Array, tolerance: float) -> float:
+    """Return the fraction of elements that changed, numbers by more than a fraction of the largest."""
+    if before.shape != after.shape:
+        return 1.0
     if after.dtype.hasobject:
         return float((before != after).mean())
     old, new = as_float64(spec, before), as_float64(spec, after)
     finite = np.abs(old[np.isfinite(old)])
-    tolerance = TOLERANCE * float(finite.max()) if finite.size else 0.0
-    return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=tolerance, equal_nan=True).mean())
+    atol = tolerance * float(finite.max()) if finite.size else 0.0
+    return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=atol, equal_nan=True).mean())

@@ -29,12 +29,12 @@ def y(*shape: int) -> TensorSpec:
 
 def rows_of(
     function: Function, inputs: tuple[TensorSpec, ...] = (x(-1, 4),), outputs: tuple[TensorSpec, ...] = (y(-1, 4),),
-    **said: Any,
+    shared_scale: str = "", **said: Any,
 ) -> int:  # fmt: skip
     """Open a model with only this configuration. Returns: its maximum batch size."""
     policy = BatchPolicy(executor="thread", **said)
     spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=policy)
-    model = _opened(spec, FakeBackend(Signature(inputs, outputs), function))
+    model = _opened(spec, FakeBackend(Signature(inputs, outputs), function, shared_scale=shared_scale))
     close_model(model)
     return model.spec.policy.max_batch_rows or 0
 
@@ -240,13 +240,40 @@ def test_a_model_with_string_inputs_is_probed_for_row_mixing() -> None:
     assert texts(numbers, y(-1)) == 0
 
 
+def test_a_model_in_which_one_column_depends_on_the_other_rows_is_unbatched() -> None:
+    def change(rows: Any) -> Any:
+        made = rows.copy()
+        made[:, 0] -= rows[:, 0].mean()
+        return made
+
+    assert mixed(change) == 0
+    assert mixed(change, (-1, 1000)) == 0
+
+
+def test_a_model_that_other_rows_change_slightly_is_unbatched() -> None:
+    assert mixed(lambda rows: rows - 0.001 * rows.mean(axis=0)) == 0
+
+
+def test_a_model_that_branches_on_a_sum_of_all_rows_is_unbatched() -> None:
+    assert mixed(lambda rows: rows if rows.sum() > 0 else -rows) == 0
+    assert mixed(lambda rows: rows if rows.sum() < 0 else -rows) == 0
+
+
+def test_a_model_that_divides_by_the_largest_of_all_numbers_is_unbatched() -> None:
+    assert mixed(lambda rows: rows / np.abs(rows).max()) == 0
+
+
 def test_a_dynamically_quantized_model_is_batched_despite_its_shared_scale() -> None:
-    assert mixed(lambda rows: np.rint(rows * 127 / np.abs(rows).max())) == 64
+    def function(inputs: list[Any]) -> list[Any]:
+        return [np.rint(inputs[0] * 127 / np.abs(inputs[0]).max())]
+
+    assert rows_of(function, shared_scale="DynamicQuantizeLinear") == 64
 
 
 def test_a_model_that_draws_random_numbers_is_batched() -> None:
     rng = np.random.default_rng(1)
     assert mixed(lambda rows: rng.standard_normal(rows.shape)) == 64
+    assert mixed(lambda rows: rows * (rng.random(rows.shape) > 0.1), (-1, 1000)) == 64
 
 
 def test_a_model_with_a_small_batch_dependent_difference_in_one_column_is_batched() -> None:
