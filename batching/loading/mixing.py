@@ -7,6 +7,7 @@ each other's answers. Called by opening.py if a configuration does not mention r
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.backends.errors import InferError
+
 from .random_rows import Inputs, as_float64, draw_inputs, make_neighbors, run_rows
 from .rowwise import Evidence
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array, Binding
     from penstock.backends.signature import Signature, TensorSpec
     from penstock.batching.model import Model
+
+logger = logging.getLogger("penstock.batching")
 
 LENGTHS = (4, 1)
 """The lengths tried for free axes; 1 if the model cannot run with more, or its outputs do not show their rows."""
@@ -71,14 +76,18 @@ def find_mixing(model: Model, *, shares_scale: bool = False) -> str:
 def _examine(model: Model, binding: Binding, shares_scale: bool) -> str:
     strings = any(each.datatype == "BYTES" for each in model.signature.inputs)
     end_ns = time.monotonic_ns() + BUDGET_NS
+    failure: Exception | None = None
     # a 0 makes rows of integers differ, but may be an invalid length or divisor: then all are 1
     for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], _lengths(model.signature), (True, False)):
         try:
             rows = _draw_two_rows(model.signature, length, texts, zeros=zeros)
             return _compare_runs(model, binding, rows, shares_scale)
-        except Exception:  # noqa: BLE001 - random numbers may be invalid indices, or the length invalid
+        except Exception as error:  # noqa: BLE001 - random numbers may be invalid indices, or the length invalid
+            failure = error
             if time.monotonic_ns() > end_ns:
                 break
+    text = "model %s: whether its rows affect each other is unknown, since no random rows could be run: %s"
+    logger.info(text, model.name, failure)
     return ""
 
 
@@ -103,8 +112,13 @@ def _compare_runs(model: Model, binding: Binding, rows: Inputs, shares_scale: bo
         with suppress(Exception):  # a row that fails alone may need the other; only what both do together counts
             evidence.inspect(1, _run(model, binding, [array[row : row + 1] for array in rows]))
     order = list(SECOND_ORDER[: model.spec.policy.max_batch_rows])
-    after = _run(model, binding, [array[order] for array in rows])
-    evidence.inspect(len(order), after)
+    try:
+        after = _run(model, binding, [array[order] for array in rows])
+        evidence.inspect(len(order), after)
+    except InferError as error:
+        evidence.record_failure(len(order), error)
+        if not evidence.reason:
+            raise
     if evidence.reason:
         return evidence.reason
     changed = _changed_output(model, [each[order] if isinstance(each, np.ndarray) else each for each in before], after)

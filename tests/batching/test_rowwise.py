@@ -88,6 +88,38 @@ def test_a_model_that_runs_on_one_row_but_not_on_two_is_unbatched() -> None:
     assert rows_of(function) == 0
 
 
+def test_a_model_that_runs_on_fewer_rows_but_not_on_a_few_is_unbatched() -> None:
+    def not_even(inputs: list[Any]) -> list[Any]:
+        if len(inputs[0]) == 4:
+            raise InferError(Code.INTERNAL, "cannot broadcast 4 to 2")
+        return inputs
+
+    def in_pairs(inputs: list[Any]) -> list[Any]:
+        pairs = inputs[0].reshape(-1, 2, 4)
+        return [(pairs - pairs.mean(axis=1, keepdims=True)).reshape(-1, 4)]
+
+    def limited(inputs: list[Any]) -> list[Any]:
+        if len(inputs[0]) > 16:
+            raise InferError(Code.INTERNAL, "not supported")
+        return inputs
+
+    assert rows_of(not_even) == 0
+    assert rows_of(_failing(in_pairs)) == 0
+    assert rows_of(limited) == 64
+
+
+def _failing(function: Function) -> Function:
+    """Make a function whose failures are those of a runtime."""
+
+    def run(inputs: list[Any]) -> list[Any]:
+        try:
+            return function(inputs)
+        except ValueError as error:
+            raise InferError(Code.INTERNAL, str(error)) from error
+
+    return run
+
+
 def test_errors_caused_by_zeros_or_a_lack_of_memory_do_not_make_a_model_unbatched() -> None:
     def no_zeros(inputs: list[Any]) -> list[Any]:
         raise InferError(Code.INTERNAL, "division by zero")
@@ -292,13 +324,19 @@ def test_a_model_with_an_output_row_for_each_time_step_is_unbatched() -> None:
     assert rows_of(function, (x(-1, -1, 4),)) == 0
 
 
-def test_a_model_that_fails_on_random_values_is_batched() -> None:
+def test_a_model_that_fails_on_random_values_is_batched_and_the_log_says_what_is_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def function(inputs: list[Any]) -> list[Any]:
         if inputs[0].any():
             raise InferError(Code.INTERNAL, "indices element out of data bounds")
         return inputs
 
-    assert rows_of(function) == 64
+    with caplog.at_level(logging.INFO, "penstock.batching"):
+        assert rows_of(function) == 64
+
+    text = "model m: whether its rows affect each other is unknown, since no random rows could be run"
+    assert f"{text}: indices element out of data bounds" in caplog.messages
 
 
 def test_a_model_with_a_batch_size_of_two_is_probed() -> None:
