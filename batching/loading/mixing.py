@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-LENGTHS = (4, 1)
-"""The lengths tried for free axes; 1 if the model cannot run with more, or its outputs do not show their rows."""
+LENGTHS = (4, 1, 3, 2, 8, 16)
+"""The lengths tried for free axes, until the model runs: 1 if it cannot run with more, or its outputs do not show their
+rows; the others if an axis must fit something in the model."""
 LONG_LENGTHS = (64, 640)
-"""The lengths tried if the model runs with neither: sides of images are often multiples of 32, and code that cuts a
+"""The lengths tried if it runs with none of these: sides of images are often multiples of 32, and code that cuts a
 sound into frames needs at least some hundred samples. 640 only for a single axis: with two, a small image model may
 need gigabytes and seconds."""
 SECOND_ORDER = (1, 0, 0)
@@ -160,8 +161,7 @@ def _replace_neighbor(model: Model, rows: Inputs, row: int, kind: str, max_integ
 
 def _draw_two_rows(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros: bool) -> Inputs:
     """Draw two rows, the second much smaller, with free axes of one length. With `zeros` they always differ."""
-    shapes = [[length if dim < 0 else dim for dim in each.shape] for each in signature.inputs]
-    inputs = [replace(each, shape=tuple(shape)) for each, shape in zip(signature.inputs, shapes, strict=True)]
+    inputs = [replace(each, shape=each.shape_with(length)) for each in signature.inputs]
     rows = draw_inputs(replace(signature, inputs=tuple(inputs)), 2, 1)
     for spec, array in zip(inputs, rows, strict=True):
         if spec.datatype == "BYTES":

@@ -235,7 +235,28 @@ def test_no_length_that_would_make_rows_with_several_free_axes_huge_is_tried(fre
         raise InferError(Code.INTERNAL, "not of these")
 
     assert mixed(change, (-1,) * (free + 1)) == 64
-    assert seen == {(length,) * free for length in (1, 4, 64)}
+    assert seen == {(length,) * free for length in (1, 2, 3, 4, 8, 16, 64)}
+
+
+def test_a_row_mixing_model_whose_free_axis_must_fit_the_model_is_unbatched() -> None:
+    def change(rows: Any) -> Any:
+        if rows.shape[1] != 3:
+            raise InferError(Code.INTERNAL, "non concat axis dimensions must match")
+        return rows - rows.mean(axis=0)
+
+    assert mixed(change, (-1, -1)) == 0
+
+
+def test_a_row_mixing_decoder_whose_mask_is_as_long_as_past_and_present_is_unbatched() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        tokens, mask, past = inputs
+        if mask.shape[1] != tokens.shape[1] + past.shape[1]:
+            raise InferError(Code.INTERNAL, "dimensions must match")
+        return [past - past.mean(axis=0)]
+
+    mask = TensorSpec("mask", "INT64", (-1, -1), axes=("batch", "past_length + length"))
+    past = TensorSpec("past", "FP32", (-1, -1), axes=("batch", "past_length"))
+    assert rows_of(function, (TensorSpec("x", "INT64", (-1, -1)), mask, past), (y(-1, -1),)) == 0
 
 
 def test_a_row_mixing_model_that_rejects_zero_integers_is_unbatched() -> None:
