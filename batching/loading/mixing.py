@@ -87,9 +87,12 @@ def _examine(model: Model, binding: Binding, shares_scale: bool) -> str:
             failure = error
             if time.monotonic_ns() > end_ns:
                 break
-    text = "model %s: whether its rows affect each other is unknown, since no random rows could be run: %s"
-    logger.info(text, model.name, failure)
+    _log_unknown(model, f"no random rows could be run: {failure}")
     return ""
+
+
+def _log_unknown(model: Model, reason: str) -> None:
+    logger.info("model %s: whether its rows affect each other is unknown: %s", model.name, reason)
 
 
 def _lengths(signature: Signature) -> list[int]:
@@ -108,6 +111,7 @@ def _compare_runs(model: Model, binding: Binding, rows: Inputs, shares_scale: bo
     before = _run(model, binding, rows)
     evidence.inspect(2, before)
     if time.monotonic_ns() - start_ns > BUDGET_NS:
+        _log_unknown(model, "two rows take over a second")
         return evidence.reason
     for row in (0, 1):  # alone, a row may be shorter: it is not padded to another
         with suppress(Exception):  # a row that fails alone may need the other; only what both do together counts

@@ -356,7 +356,7 @@ def test_a_model_that_fails_on_random_values_is_batched_and_the_log_says_what_is
     with caplog.at_level(logging.INFO, "penstock.batching"):
         assert rows_of(function) == 64
 
-    text = "model m: whether its rows affect each other is unknown, since no random rows could be run"
+    text = "model m: whether its rows affect each other is unknown: no random rows could be run"
     assert f"{text}: indices element out of data bounds" in caplog.messages
 
 
