@@ -87,8 +87,22 @@ def _examine(model: Model, binding: Binding, shares_scale: bool) -> str:
             failure = error
             if time.monotonic_ns() > end_ns:
                 break
-    _log_unknown(model, f"no random rows could be run: {failure}")
-    return ""
+    reason = _content_length(model)
+    if not reason:
+        _log_unknown(model, f"no random rows could be run: {failure}")
+    return reason
+
+
+def _content_length(model: Model) -> str:
+    """Say which output's rows have a length that only contents can determine, so that the longest row determines it.
+
+    Used if no run shows it: the texts may have to be serialized `tf.Example`s, for instance.
+    """
+    if any(dim < 0 for spec in model.signature.inputs for dim in spec.shape[1:]):
+        return ""
+    outputs = [model.signature.outputs[position] for position in model.all_outputs]
+    name = next((each.name for each in outputs if any(dim < 0 for dim in each.shape[1:])), "")
+    return name and f"the length of output '{name}' may depend on the other rows in its batch"
 
 
 def _log_unknown(model: Model, reason: str) -> None:

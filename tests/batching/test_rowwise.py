@@ -316,6 +316,14 @@ def test_a_model_that_divides_by_the_largest_of_all_numbers_is_unbatched() -> No
     assert mixed(lambda rows: rows / np.abs(rows).max()) == 0
 
 
+def test_a_model_of_unknown_texts_is_batched_only_if_their_contents_cannot_determine_an_axis() -> None:
+    def parse(_: list[bytes]) -> list[Any]:
+        raise InferError(Code.INVALID, "Could not parse example input")
+
+    assert texts(parse, TensorSpec("y", "BYTES", (-1, -1))) == 0
+    assert texts(parse, y(-1, 4)) == 64
+
+
 def test_a_dynamically_quantized_model_is_batched_despite_its_shared_scale() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         return [np.rint(inputs[0] * 127 / np.abs(inputs[0]).max())]
