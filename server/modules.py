@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -34,14 +35,20 @@ def parse_file(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes(), path)
 
 
-def find_module_file(module: str, search_paths: Iterable[str]) -> Path | None:
-    """Find a module's file without importing it; None if it has no file. Raises: ModuleNotFoundError."""
-    paths = list(search_paths)
+def find_module_file(module: str, folders: Iterable[str], *, installed: bool) -> Path | None:
+    """Find a module's file without importing it; None if it has no file. Raises: ModuleNotFoundError.
+
+    `installed`: if it is not in these folders, it may be anywhere that this Python imports from, which includes
+    editable installations that are not on its path.
+    """
+    paths = list(folders)
     parents: list[str] = []
     spec = None
     for name in module.split("."):
         parents.append(name)
         spec = PathFinder.find_spec(".".join(parents), paths)
+        if spec is None and installed and parents == [name]:
+            spec = next(filter(None, (finder.find_spec(name, None) for finder in sys.meta_path)), None)
         if spec is None:
             raise ModuleNotFoundError(name=".".join(parents))
         paths = list(spec.submodule_search_locations or ())

@@ -9,7 +9,6 @@ import ast
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +71,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
     # its requirements are not installed yet
     is_own_python = not spec.worker.interpreter and spec.worker.requirements is None
     try:
-        path = find_module_file(module, [str(spec.path), *(sys.path if is_own_python else ())])
+        path = find_module_file(module, [str(spec.path)], installed=is_own_python)
     except ModuleNotFoundError as error:
         text = f"handler '{handler}': there is no module '{error.name}'"
         yield Finding(spec.path, text, is_mistake=is_own_python or "." not in module)

@@ -6,7 +6,6 @@ folder are parsed.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -48,11 +47,11 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
     """Find what would prevent a model from being opened, as far as its module's file shows."""
     module, _, attribute = spec.options["target"].partition(":")
     own = not spec.worker.interpreter and spec.worker.requirements is None
-    places = [str(spec.path), *(sys.path if own else ())]
     try:
-        path = find_module_file(module, places)
+        path = find_module_file(module, [str(spec.path)], installed=own)
     except ModuleNotFoundError as error:
-        yield Finding(spec.path, f"model '{spec.name}': there is no module {error.name}", is_mistake=own)
+        text = f"model '{spec.name}': there is no module {error.name}"
+        yield Finding(spec.path, text if own else f"{text} in this folder: it must be installed", is_mistake=own)
         return
     if path is None or path.suffix != ".py":
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,22 @@ def test_a_module_in_a_package_is_found_without_importing_the_package(folder: Pa
     assert messages_of(checked("m=package.module:Model")) == []
     assert messages_of(checked("m=package.module:Other")) == ["has no Other"]
     assert messages_of(checked("m=package.other")) == ["model 'm': there is no module package.other"]
+
+
+def test_a_module_of_an_editable_installation_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class EditableFinder:  # like setuptools' for `pip install -e .`: the source folder is not on sys.path
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return PathFinder.find_spec(name, [str(folder / "source")]) if name == "editable_package" else None
+
+    package = folder / "source" / "editable_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit")
+    (package / "api.py").write_text("def predict(): ...\n")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, EditableFinder])
+
+    assert messages_of(checked("m=editable_package.api")) == []
+    assert messages_of(checked("m=editable_package.other")) == ["model 'm': there is no module editable_package.other"]
 
 
 def test_one_mistake_hides_neither_other_mistakes_nor_valid_models(folder: Path) -> None:
