@@ -423,6 +423,35 @@ def test_an_exception_in_on_message_ends_the_call() -> None:
     assert wire.answers()[1][1] == Status.INTERNAL
 
 
+class Counts:
+    """The Reader that counts messages, and the ends of streams."""
+
+    messages = ends = 0
+
+    def on_message(self, message: bytes) -> None:
+        self.messages += 1
+
+    def on_half_close(self) -> None:
+        self.ends += 1
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("frame_count", [1, 20])
+def test_many_messages_of_a_stream_are_delivered_over_several_turns(frame_count: int, end: bool) -> None:
+    wire, counts = Wire(stream_window_bytes=8000), Counts()
+    wire.shared.methods = {BIDI: Method(BIDI, streaming=lambda call: counts)}
+    sent = payload(message_of(b"x") * (1000 // frame_count)) * (frame_count - 1)
+    sent += payload(message_of(b"x") * (1000 // frame_count), end=end)
+    wire.connection.data_received(wire.headers(__path=BIDI) + sent)
+    at_once, updates = counts.messages, frames.window_update(1, 6000) in wire.transport.written
+    wire.loop.turn()
+
+    assert 0 < at_once < 200
+    assert (counts.messages, counts.ends) == (1000, end)
+    assert not updates
+    assert (frames.window_update(1, 6000) in wire.transport.written) == (not end)
+
+
 def test_drain_waits_until_the_queued_messages_are_sent_or_the_call_is_reset() -> None:
     async def wait() -> list[str]:
         wire = Wire()

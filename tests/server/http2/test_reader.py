@@ -34,7 +34,7 @@ KNOWN, HEAD = b"known", object()
 INTRODUCED = frames.settings({})
 PINGED = frame(PING, 0, 0, bytes(8))
 LONG = frames.MIN_FRAME_BYTES
-MOST_FRAMES, MOST_IDS, STRAIGHT = 2048, 256, 32768
+MOST_FRAMES, MOST_IDS, STRAIGHT = 512, 256, 32768
 
 
 def connection(**limits: Any) -> FakeConnection:
