@@ -56,6 +56,15 @@ def test_an_interpreter_with_all_required_modules_is_used_as_is(kept: Path, pyth
     assert python.told[-1].endswith(" numpy orjson")
 
 
+def test_a_relative_interpreter_is_found_from_the_current_folder(
+    kept: Path, python: FakePython, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(python.path.parent.parent)
+    relative = str(python.path.relative_to(python.path.parent.parent))
+
+    assert Environments(kept).interpreter(WorkerSpec(relative), LABEL) == str(python.path)
+
+
 def test_an_interpreter_needs_only_the_modules_required_by_the_caller(kept: Path, python: FakePython) -> None:
     Environments(kept).interpreter(WorkerSpec(str(python.path)), LABEL, ("numpy",))
 
