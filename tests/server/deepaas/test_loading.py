@@ -78,7 +78,7 @@ def pipe(tmp_path: Path) -> Pipe:
     return Pipe(tmp_path)
 
 
-async def gone(pid: int) -> bool:
+async def is_gone(pid: int) -> bool:
     return await asyncio.to_thread(gone_within, pid, 10.0)
 
 
@@ -111,7 +111,7 @@ def test_a_desk_that_dies_is_restarted_while_calls_wait() -> None:
             desk = models.desk_of("m")
             before = desk.pid
             os.kill(before, signal.SIGKILL)
-            assert await gone(before)
+            assert await is_gone(before)
 
             metadata = await answered(lambda: desk.call(METADATA))
 
@@ -287,7 +287,7 @@ def test_deleting_a_training_ends_its_process_and_child_processes(pipe: Pipe) ->
 
             assert shown(await models.jobs.delete("m", uuid))["status"] == "cancelled"
             for pid in pids:
-                assert await gone(pid)
+                assert await is_gone(pid)
 
     scene(work())
 

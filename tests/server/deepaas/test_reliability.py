@@ -30,7 +30,7 @@ def test_a_server_that_ends_leaves_a_record_of_each_training_and_no_process(
     jobs = ("--deepaas-jobs", str(tmp_path / "jobs"))
     with served(tmp_path / "log", *jobs) as server:
         done = ask(server.port, "POST", TRAIN, how="give").json["uuid"]
-        whole = ended(server.port, done)
+        expected = ended(server.port, done)
         runs = ask(server.port, "POST", TRAIN, told=pipe).json["uuid"]
         (pid,) = pids_of(pipe)
         waits = ask(server.port, "POST", TRAIN, how="give").json["uuid"]
@@ -43,7 +43,7 @@ def test_a_server_that_ends_leaves_a_record_of_each_training_and_no_process(
         log = ask(server.port, "GET", f"{TRAIN}{done}/log").body
         assert server.end() == 0
 
-    assert records[0] == whole
+    assert records[0] == expected
     assert [record["uuid"] for record in records] == [done, runs, waits]
     assert [(record["status"], record["message"]) for record in records[1:]] == [("error", SERVER_ENDED)] * 2
     assert b"Epoch 1/2\n" in log
