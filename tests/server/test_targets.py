@@ -255,9 +255,9 @@ class TestLiveServer:
 
 def targeted() -> Model:
     """Return a model with a latency target."""
-    plain = fake_model()
-    spec = replace(plain.spec, policy=replace(plain.spec.policy, latency_target_us=50_000))
-    return Model(spec, [FakeBackend(plain.signature, list)], lambda *_: None)
+    untargeted = fake_model()
+    spec = replace(untargeted.spec, policy=replace(untargeted.spec.policy, latency_target_us=50_000))
+    return Model(spec, [FakeBackend(untargeted.signature, list)], lambda *_: None)
 
 
 def retrying() -> list[tuple[str, Any]]:

@@ -23,7 +23,7 @@ from penstock.server.deepaas.messages import CHECK, METADATA
 from penstock.server.environments.environments import Environments
 from tests.live import settings_for
 from tests.processes import children, ends, lives
-from tests.server.workers.orders import gone_within, scene
+from tests.server.workers.orders import ends_within, scene
 
 from .fake_trainers import shown
 
@@ -79,7 +79,7 @@ def pipe(tmp_path: Path) -> Pipe:
 
 
 async def is_gone(pid: int) -> bool:
-    return await asyncio.to_thread(gone_within, pid, 10.0)
+    return await asyncio.to_thread(ends_within, pid, 10.0)
 
 
 async def ended(models: DeepaasModels, uuid: str) -> Any:

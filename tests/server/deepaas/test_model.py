@@ -67,7 +67,7 @@ def test_an_attribute_of_a_module_is_a_model(monkeypatch: pytest.MonkeyPatch, ta
 
 
 def test_a_class_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ordinary, "made", 0)
+    monkeypatch.setattr(Ordinary, "instances", 0)
     model = model_of(monkeypatch, SimpleNamespace(cls=Ordinary), f"{NAME}:cls")
     assert isinstance(model.model, Ordinary)
     assert model.require("predict")() is model.require("predict")()
