@@ -60,15 +60,15 @@ class Started(Served):
     def health(self) -> int:
         """Give the status of its health check; 0 if there is no answer."""
         with contextlib.suppress(OSError):
-            asked = {"method": "GET", "path": "/health_check", "port": "health"}
-            return int(self.player.play(asked)["status"])
+            case = {"method": "GET", "path": "/health_check", "port": "health"}
+            return int(self.player.play(case)["status"])
         return 0
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """Give the environment without the variables that the original read, and with those in `more`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _NAMED}
-    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _NAMED}
+    return {**inherited, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 @contextlib.contextmanager
@@ -98,8 +98,10 @@ def started(
 def serving(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Served]:
     """Serve within this process, as a command line in a folder would. `more`: the environment."""
     with _environment_of(environment(more)):
-        asked = parse_settings([*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ)
-        with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
+        settings = parse_settings(
+            [*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ
+        )
+        with live_server(**{field.name: getattr(settings, field.name) for field in fields(settings)}) as live:
             (health,) = live.server._extra_ports
             yield Served({"": live.http_port, "health": health.port})
 
@@ -111,10 +113,10 @@ def as_said(server: Mapping[str, Any], *words: str) -> contextlib.AbstractContex
 
 
 @contextlib.contextmanager
-def _environment_of(said: Mapping[str, str]) -> Iterator[None]:
+def _environment_of(variables: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.clear()
-    os.environ.update(said)
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -25,19 +25,19 @@ def table(module: str, name: str) -> list[str]:
     return list(named)
 
 
-def group(name: str, handler: str, asked: Sequence[Asked], environment: dict[str, str] | None = None) -> Group:
+def group(name: str, handler: str, requests: Sequence[Asked], environment: dict[str, str] | None = None) -> Group:
     """Give the requests to the server of one handler, as the proxy and the runtime together answer them."""
     server = {"from": "proxy+runtime", "handler": handler, "environment": environment or {}}
-    return Group(name, server, asked)
+    return Group(name, server, requests)
 
 
-def by_name(names: Sequence[str], **said: Any) -> list[Asked]:
+def by_name(names: Sequence[str], **options: Any) -> list[Asked]:
     """Give one request for each name, with the name as the query."""
-    return [get(name, "/?" + name, **said) for name in names]
+    return [get(name, "/?" + name, **options) for name in names]
 
 
-def text(name: str, body: Any = "hello", kind: str = TEXT, method: str = "POST", **said: Any) -> Asked:
+def text(name: str, body: Any = "hello", kind: str = TEXT, method: str = "POST", **options: Any) -> Asked:
     """Give a request that sends a text."""
-    said.setdefault("headers", {})
-    asked = post(name, said.pop("path", "/"), body, kind, **said)
-    return Asked(**{**vars(asked), "method": method})
+    options.setdefault("headers", {})
+    request = post(name, options.pop("path", "/"), body, kind, **options)
+    return Asked(**{**vars(request), "method": method})
