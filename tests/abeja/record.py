@@ -81,7 +81,7 @@ def main() -> None:
     for group in GROUPS:
         if not named or group.name in named:
             ORIGINAL.record(group, served)
-            sys.stdout.write(f"{group.name}: {len(group.asked)}\n")
+            sys.stdout.write(f"{group.name}: {len(group.requests)}\n")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_recorded_cases_equal_the_defined_cases(group: Group) -> None:
 
     assert recorded["server"] == group.server
     assert [{name: value for name, value in case.items() if name != "answer"} for case in recorded["cases"]] == [
-        request.written() for request in group.asked
+        request.written() for request in group.requests
     ]
 
 
@@ -48,6 +48,6 @@ def test_each_recorded_file_belongs_to_a_group() -> None:
 
 
 def test_each_deviation_belongs_to_a_case() -> None:
-    known = {f"{group.name}/{request.name}" for group in GROUPS for request in group.asked}
+    known = {f"{group.name}/{request.name}" for group in GROUPS for request in group.requests}
 
     assert DEVIATIONS.keys() <= known

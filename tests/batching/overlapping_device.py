@@ -117,14 +117,14 @@ class StreamBinding:
         ]
         return list(self._lent)
 
-    def begin(self, positions: Sequence[int]) -> None:
+    def begin(self, wanted: Sequence[int]) -> None:
         assert self.under_way is None
         self._note("begin", self._rows)
         begins, self._stream.begins = self._stream.begins, None
         if begins is not None:
             begins()
         self._stream.check()
-        self.under_way = tuple(positions)
+        self.under_way = tuple(wanted)
         self._stream.begun.release()
 
     def end(self) -> list[Any]:
@@ -142,8 +142,8 @@ class StreamBinding:
     def is_done(self) -> bool:
         return self._stream.may_end
 
-    def run(self, positions: Sequence[int]) -> list[Any]:
-        self.begin(positions)
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        self.begin(wanted)
         return self.end()
 
     def stop(self) -> None:

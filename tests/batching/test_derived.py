@@ -204,7 +204,7 @@ class TestStoredOutputs:
 
         run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
-        assert backend.runs[0].wanted == (0, 1)
+        assert backend.runs[0].positions == (0, 1)
         assert store.stored == [([request], [[[3, 3]]])]
         assert len(request.outputs or []) == 1
 
@@ -215,7 +215,7 @@ class TestStoredOutputs:
 
         run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
-        assert backend.runs[0].wanted == (1,)
+        assert backend.runs[0].positions == (1,)
         assert [output.tolist() for output in request.outputs or []] == [[[3, 3]]]
         assert store.stored[0][1] == [[[3, 3]]]
 

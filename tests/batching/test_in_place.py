@@ -88,9 +88,9 @@ class PlacingBinding(FakeBinding):
             self.targets[position] = targets
         return position in self.aims
 
-    def run(self, positions: Sequence[int]) -> list[Any]:
-        outputs = super().run(positions)
-        for at, position in enumerate(positions):
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        outputs = super().run(wanted)
+        for at, position in enumerate(wanted):
             for first, target in self.targets.get(position, ()):
                 rows = outputs[at][first : first + len(target)]
                 cast("Region", target.memory).content[: rows.size] = rows.ravel()

@@ -156,7 +156,7 @@ class TestExecute:
 
         run(model, backend, request)
 
-        assert backend.runs[0].wanted == (1,)
+        assert backend.runs[0].positions == (1,)
         assert outputs_of(request) == [[0]]
 
     def test_requests_for_different_outputs_share_a_run_and_get_them_in_their_own_order(self) -> None:
@@ -168,7 +168,7 @@ class TestExecute:
 
         run(model, backend, *requests)
 
-        assert [each.wanted for each in backend.runs] == [(0, 1)]
+        assert [each.positions for each in backend.runs] == [(0, 1)]
         all_outputs = [[[[value] * 4], [4 * value]] for value in range(len(wants))]
         assert [outputs_of(request) for request in requests] == [
             [all_outputs[value][position] for position in positions] for value, positions in enumerate(wants)

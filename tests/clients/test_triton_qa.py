@@ -30,8 +30,8 @@ expected 2 inputs but got {got} inputs for model 'simple'. Got input(s) [{named}
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20, headers={"accept-encoding": "identity"}) as made:
-        yield made
+    with httpx.Client(base_url=live.url, timeout=20, headers={"accept-encoding": "identity"}) as version_text:
+        yield version_text
 
 
 def infer(client: httpx.Client, model: str, body: Any, **fields: str) -> httpx.Response:

@@ -13,7 +13,7 @@ from tritonclient.http import InferenceServerClient
 
 from penstock.backends.backend import Array
 from tests.clients.models import INT32, SIMPLE_CONFIG, SUM_AND_DIFFERENCE, Tensors, write
-from tests.clients.tensors import asked, pair
+from tests.clients.tensors import output_of, pair
 from tests.live import Live, live_server
 
 ROWS = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -34,7 +34,7 @@ def body(
     sent: tuple[bool, bool] = (False, False), binary_outputs: tuple[bool, bool] = (False, False)
 ) -> tuple[bytes, int]:
     """Write a request for `simple`; True stands for binary. Return the body and the size of its JSON, 0 for all."""
-    outputs = [asked(f"OUTPUT{i}", binary=way) for i, way in enumerate(binary_outputs)]
+    outputs = [output_of(f"OUTPUT{i}", binary=way) for i, way in enumerate(binary_outputs)]
     inputs = pair(ROWS, ROWS, binary=sent)
     written, json_bytes = InferenceServerClient.generate_request_body(inputs, outputs=outputs)
     return bytes(written), json_bytes or 0

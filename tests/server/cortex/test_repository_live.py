@@ -52,7 +52,7 @@ def index(url: str) -> dict[str, str]:
 class TestServing:
     def test_an_api_is_served_at_its_endpoint_and_as_a_model(self, project: Project) -> None:
         with live_server(project.folder, dialect="cortex") as live:
-            assert post(live.http_port, "/iris/classifier", SAMPLE).seen[:2] == (200, b'"iris-setosa"\n')
+            assert post(live.http_port, "/iris/classifier", SAMPLE).triple[:2] == (200, b'"iris-setosa"\n')
             assert index(live.url) == {"classifier": "READY"}
 
     def test_a_project_can_be_served_by_the_path_of_its_file(self, project: Project) -> None:

@@ -67,8 +67,8 @@ class FaultyBinding:
         ]
         return self._lent
 
-    def run(self, positions: Sequence[int]) -> list[Any]:
-        return self._run(self._lent, positions)
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        return self._run(self._lent, wanted)
 
     def _run(self, arrays: Sequence[Array | None], positions: Sequence[int]) -> list[Any]:
         (x,) = arrays

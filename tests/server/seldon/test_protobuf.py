@@ -389,22 +389,22 @@ def test_exceptions_have_status_unknown_unless_strict_is_off(
     assert ask(raising(error), tensor(1), strict=False).error == mapped
 
 
-@pytest.mark.parametrize(("request", "strict", "mapped"), [
-    (b"\xff", (INTERNAL, "Exception deserializing request!"), "Exception deserializing request!"),
+@pytest.mark.parametrize(("payload", "strict", "mapped"), [
+    (b"\xff", (INTERNAL, "Exception deserializing payload!"), "Exception deserializing payload!"),
     (b"", (UNKNOWN, CALLING), "Unknown data in SeldonMessage"),
     (tensor(1).SerializeToString().replace(b"\x01\x01", b"\x01\x02"),
      (UNKNOWN, f"{CALLING}buffer is smaller than requested size"), "buffer is smaller than requested size"),
 ], ids=["no message", "empty", "too few"])  # fmt: skip
 def test_unreadable_payloads_are_invalid_argument_when_strict_is_off(
-    request: bytes, strict: tuple[int, str], mapped: str
+    payload: bytes, strict: tuple[int, str], mapped: str
 ) -> None:
-    assert ask(Ident(), request).error == strict
-    assert ask(Ident(), request, strict=False).error == (INVALID_ARGUMENT, mapped)
+    assert ask(Ident(), payload).error == strict
+    assert ask(Ident(), payload, strict=False).error == (INVALID_ARGUMENT, mapped)
 
 
 def test_a_unicode_error_in_the_protobuf_parser_is_a_deserialization_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protobuf, "_PARSERS", [bytes.decode] * len(Endpoint))
-    assert ask(Ident(), b"\xff").error == (INTERNAL, "Exception deserializing request!")
+    assert ask(Ident(), b"\xff").error == (INTERNAL, "Exception deserializing payload!")
 
 
 def test_an_error_text_that_is_not_unicode_is_answered_with_a_replacement(caplog: pytest.LogCaptureFixture) -> None:

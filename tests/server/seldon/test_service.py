@@ -162,7 +162,7 @@ class TestCalls:
         run(main)
 
     @pytest.mark.parametrize(
-        ("method", "target", "line", "head"),
+        ("method", "target", "line", "expected_head"),
         [
             ("GET", '/predict?json={"a":1}', "x: y", {"method": "GET", "type": "", "query": 'json={"a":1}'}),
             ("POST", "/predict?json=1", JSON, {"method": "POST", "type": "application/json", "query": "json=1"}),
