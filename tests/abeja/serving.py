@@ -53,7 +53,7 @@ class Started(Served):
     child: subprocess.Popen[bytes] | Forked
     output: IO[bytes]
 
-    def said(self) -> str:
+    def whole_output(self) -> str:
         """Give the whole output of the process and the handler."""
         return Path(self.output.name).read_text("utf-8", "replace")
 
@@ -106,7 +106,7 @@ def serving(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Serve
             yield Served({"": live.http_port, "health": health.port})
 
 
-def as_said(server: Mapping[str, Any], *words: str) -> contextlib.AbstractContextManager[Served]:
+def serving_group(server: Mapping[str, Any], *words: str) -> contextlib.AbstractContextManager[Served]:
     """Serve as described by the `server` of a group."""
     handler = [f"--handler={server['handler']}"] if server["handler"] else []
     return serving(*handler, *words, **server["environment"])
@@ -128,15 +128,15 @@ def await_ready(served: Started) -> None:
     """Wait until the server is ready. Raises: AssertionError if it ends first, or is not ready within a minute."""
     end = time.monotonic() + _WITHIN_S
     while served.health() != 200:
-        assert served.child.poll() is None, served.said()[-_SHOWN:]
-        assert time.monotonic() < end, served.said()[-_SHOWN:]
+        assert served.child.poll() is None, served.whole_output()[-_SHOWN:]
+        assert time.monotonic() < end, served.whole_output()[-_SHOWN:]
         time.sleep(0.02)
 
 
 def _ports(served: Started) -> dict[str, int]:
     end = time.monotonic() + _WITHIN_S
     while time.monotonic() < end:
-        for line in served.said().splitlines():
+        for line in served.whole_output().splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if found := dict(_PORT.findall(json.loads(line)["msg"])):
                     return {"": int(found["HTTP"]), "health": int(found["health"])}

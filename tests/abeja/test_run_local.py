@@ -218,10 +218,10 @@ def test_the_400_answer_of_the_seed_is_printed(folder: Path, forker: Forker) -> 
 def test_the_input_is_posted_with_the_content_type_of_its_file_name(
     quickly: Run, name: str, kind: str, body: str
 ) -> None:
-    answer_ = json.loads(answer(quickly, "local:saw", "--input", name))
+    request = json.loads(answer(quickly, "local:saw", "--input", name))
 
     headers = {"accept": "*/*", "accept-encoding": "gzip, deflate", "content-length": str(len(body))}
-    assert answer_ == {"type": kind, "method": "POST", "body": body, "headers": headers}
+    assert request == {"type": kind, "method": "POST", "body": body, "headers": headers}
 
 
 @pytest.mark.parametrize(

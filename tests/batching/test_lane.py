@@ -236,21 +236,21 @@ def test_no_deferred_request_is_lost_or_duplicated(rounds: list[tuple[list[bool]
             waiting.remove(request)
             lane.remove(request)
         if waiting:
-            taken, rows = lane.take(limit, now_ns + 20, now_ns)
-            assert rows == len(taken) > 0
-            assert set(taken) <= set(waiting)
-            waiting = [request for request in waiting if request not in taken]
+            batch, rows = lane.take(limit, now_ns + 20, now_ns)
+            assert rows == len(batch) > 0
+            assert set(batch) <= set(waiting)
+            waiting = [request for request in waiting if request not in batch]
 
         assert set(lane.waiting_requests()) == set(waiting)
         assert (lane.request_count, lane.rows) == (len(waiting), len(waiting))
 
 
 def _assert_only_what_did_not_fit_was_passed(
-    waiting: list[InferRequest], taken: list[InferRequest], limit: int
+    waiting: list[InferRequest], batch: list[InferRequest], limit: int
 ) -> None:
     rows = passed = 0
     for request in waiting:
-        if request in taken:
+        if request in batch:
             assert passed < MAX_SKIPPED
             rows += request.rows
         else:

@@ -86,13 +86,13 @@ def floats(*rows: Any) -> Any:
 
 
 def index(client: Any) -> dict[tuple[str, str], tuple[str, str]]:
-    index_ = client.get_model_repository_index()
-    if not isinstance(index_, list):
-        index_ = [
+    models = client.get_model_repository_index()
+    if not isinstance(models, list):
+        models = [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
-            for each in index_.models
+            for each in models.models
         ]
-    return {(each["name"], each.get("version", "")): (each["state"], each.get("reason", "")) for each in index_}
+    return {(each["name"], each.get("version", "")): (each["state"], each.get("reason", "")) for each in models}
 
 
 def until(condition: Callable[[], Any]) -> None:

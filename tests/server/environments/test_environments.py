@@ -29,7 +29,7 @@ def python(tmp_path: Path) -> FakePython:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    return tmp_path / "kept"
+    return tmp_path / "store"
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def spec(tmp_path: Path, python: FakePython) -> WorkerSpec:
     return WorkerSpec(str(python.path), tmp_path / "requirements.txt")
 
 
-def environments_in(kept: Path) -> list[str]:
-    return sorted(path.name for path in kept.iterdir() if path.is_dir()) if kept.exists() else []
+def environments_in(store: Path) -> list[str]:
+    return sorted(path.name for path in store.iterdir() if path.is_dir()) if store.exists() else []
 
 
 # -- existing Pythons ------------------------------------------------------------------------------------------

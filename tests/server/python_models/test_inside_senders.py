@@ -146,7 +146,7 @@ def test_a_request_cannot_be_answered_twice(opened: Open) -> None:
     answer, _ = stage.execute_one(parameters={"do": "send and return"})
 
     assert answer is None
-    assert [said["final"] for said, _ in stage.answers_to(1)] == [True]
+    assert [message["final"] for message, _ in stage.answers_to(1)] == [True]
     assert "cannot send more than one response" in stage.bodies_of(LOG)[0]["message"]
 
 

@@ -308,10 +308,10 @@ class TestOptimization:
     def test_an_unsupported_accelerator_is_rejected_with_its_name_and_line(
         self, tmp_path: Path, text: str, message: str
     ) -> None:
-        ((line, text_),) = mistakes(read(make(tmp_path, SAVED, m=f"{PLATFORM}\noptimization {{ {text} }}")))
+        ((line, mistake),) = mistakes(read(make(tmp_path, SAVED, m=f"{PLATFORM}\noptimization {{ {text} }}")))
 
         assert line == 2
-        assert text_.startswith(message)
+        assert mistake.startswith(message)
 
 
 class TestPenstockToml:
@@ -368,9 +368,9 @@ class TestPenstockToml:
         make(tmp_path, SAVED)
         native(tmp_path, "m", text)
 
-        ((line, text_),) = mistakes(read(tmp_path))
+        ((line, mistake),) = mistakes(read(tmp_path))
         assert line == 2
-        assert text_.startswith(message)
+        assert mistake.startswith(message)
 
     def test_a_tensorflow_option_is_rejected_for_an_onnx_model(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
