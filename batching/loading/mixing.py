@@ -71,7 +71,19 @@ def _examine(model: Model, binding: Binding) -> str:
         except Exception:  # noqa: BLE001 - random numbers may be invalid indices, or the length invalid
             if time.monotonic_ns() > end_ns:
                 break
-    return ""
+    return _content_length(model)
+
+
+def _content_length(model: Model) -> str:
+    """Say which output's rows have a length that only contents can determine, so that the longest row determines it.
+
+    Used if no run shows it: the texts may have to be serialized `tf.Example`s, for instance.
+    """
+    if any(dim < 0 for spec in model.signature.inputs for dim in spec.shape[1:]):
+        return ""
+    outputs = [model.signature.outputs[position] for position in model.all_outputs]
+    name = next((each.name for each in outputs if any(dim < 0 for dim in each.shape[1:])), "")
+    return name and f"the length of output '{name}' may depend on the other rows in its batch"
 
 
 def _lengths(signature: Signature) -> list[int]:

@@ -240,6 +240,14 @@ def test_a_model_with_string_inputs_is_probed_for_row_mixing() -> None:
     assert texts(numbers, y(-1)) == 0
 
 
+def test_a_model_of_unknown_texts_is_batched_only_if_their_contents_cannot_determine_an_axis() -> None:
+    def parse(_: list[bytes]) -> list[Any]:
+        raise InferError(Code.INVALID, "Could not parse example input")
+
+    assert texts(parse, TensorSpec("y", "BYTES", (-1, -1))) == 0
+    assert texts(parse, y(-1, 4)) == 64
+
+
 def test_a_dynamically_quantized_model_is_batched_despite_its_shared_scale() -> None:
     assert mixed(lambda rows: np.rint(rows * 127 / np.abs(rows).max())) == 64
 
