@@ -390,7 +390,7 @@ def test_exceptions_have_status_unknown_unless_strict_is_off(
 
 
 @pytest.mark.parametrize(("payload", "strict", "mapped"), [
-    (b"\xff", (INTERNAL, "Exception deserializing payload!"), "Exception deserializing payload!"),
+    (b"\xff", (INTERNAL, "Exception deserializing request!"), "Exception deserializing payload!"),
     (b"", (UNKNOWN, CALLING), "Unknown data in SeldonMessage"),
     (tensor(1).SerializeToString().replace(b"\x01\x01", b"\x01\x02"),
      (UNKNOWN, f"{CALLING}buffer is smaller than requested size"), "buffer is smaller than requested size"),
@@ -404,7 +404,7 @@ def test_unreadable_payloads_are_invalid_argument_when_strict_is_off(
 
 def test_a_unicode_error_in_the_protobuf_parser_is_a_deserialization_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protobuf, "_PARSERS", [bytes.decode] * len(Endpoint))
-    assert ask(Ident(), b"\xff").error == (INTERNAL, "Exception deserializing payload!")
+    assert ask(Ident(), b"\xff").error == (INTERNAL, "Exception deserializing request!")
 
 
 def test_an_error_text_that_is_not_unicode_is_answered_with_a_replacement(caplog: pytest.LogCaptureFixture) -> None:
