@@ -31,7 +31,7 @@ class FakeRun:
 
     rows: int
     inputs: list[Array | None]
-    wanted: tuple[int, ...]
+    positions: tuple[int, ...]
 
 
 @dataclass
