@@ -150,6 +150,17 @@ def test_a_configured_batch_size_overrides_the_probe() -> None:
     assert rows_of(found, allowed_rows=(1, 4)) == 4
 
 
+def test_a_configured_batch_size_that_the_probe_contradicts_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows_of(list, max_batch_rows=8)
+    assert not caplog.messages
+
+    rows_of(found, max_batch_rows=8)
+    assert caplog.messages == [
+        "model m: its configuration gives it rows, but output 'y' has 0 rows for 1 row of zeros; "
+        "its requests may fail unless max_batch_size is 0"
+    ]
+
+
 def test_the_reason_why_a_model_is_unbatched_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock.batching"):
         rows_of(found)
