@@ -66,6 +66,7 @@ def write_backend(backend: Backend) -> bytes:
         "outputs": [Node.from_runtime(node).to_json() for node in backend.node_outputs],
         "platform": backend.platform,
         "stateful": is_stateful(backend),
+        "shared_scale": getattr(backend, "shared_scale", ""),
         "runtime_metadata": dict(backend.runtime_metadata),
     }).encode()  # fmt: skip
 
