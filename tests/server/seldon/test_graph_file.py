@@ -131,9 +131,9 @@ OTHERS = "---\napiVersion: v1\nkind: Secret\n---\n"
 
 @pytest.mark.parametrize(("before", "after"), [("---\n", "---\n"), (OTHERS, ""), ("", OTHERS)])
 def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before: str, after: str) -> None:
-    deployment = made(tmp_path, before + MANIFEST + after, ["bandit/Bandit", "forest/Forest"])
+    deployment = make_deployment(tmp_path, before + MANIFEST + after, ["bandit/Bandit", "forest/Forest"])
 
-    assert told(deployment) == []
+    assert mistakes_of(deployment) == []
     assert [node.name for node in deployment.nodes] == ["router", "a", "b"]
 
 
@@ -148,7 +148,7 @@ def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before:
     ],
 )
 def test_a_file_with_several_documents_must_have_one_deployment(tmp_path: Path, text: str, wanted: str) -> None:
-    (line,) = told(made(tmp_path, text, ["m/Model"]))
+    (line,) = mistakes_of(make_deployment(tmp_path, text, ["m/Model"]))
     assert line.endswith(wanted)
 
 
