@@ -66,7 +66,7 @@ def open_model(
         run_samples(model)
         reason = "" if model.passive else warmup.sweep(model)
         if not reason and not model.passive and rows_unspecified(configured):
-            reason = find_mixing(model)
+            reason = find_mixing(model, shares_scale=bool(getattr(backends[0], "shared_scale", "")))
     except BaseException:
         close_model(model)
         raise
@@ -76,6 +76,9 @@ def open_model(
         )
         close_model(model)
         return open_model(without_rows(configured), loaders, on_finished, devices)
+    if reason:
+        text = "model %s: its configuration gives it rows, but %s; its requests may fail unless max_batch_size is 0"
+        logger.warning(text, spec.name, reason)
     # an Instance does this itself when idle, the loop never does
     release_caches(model, filter(supports_trimming, (model.loop_binding,)))
     model.load_s = time.monotonic() - start

@@ -67,6 +67,7 @@ def write_backend(backend: Backend) -> bytes:
         "platform": backend.platform,
         "stateful": is_stateful(backend),
         "compiles_each_size": compiles_each_size(backend),
+        "shared_scale": getattr(backend, "shared_scale", ""),
         "runtime_metadata": dict(backend.runtime_metadata),
     }).encode()  # fmt: skip
 
