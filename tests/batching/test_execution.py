@@ -132,7 +132,7 @@ class TestWrongOutputs:
         with pytest.raises(InferError) as caught:
             run(model, backend, fake_request(model, 3))
 
-        assert caught.value.message == "model 'm': output 'sum' has 3 rows for a batch of 4"
+        assert caught.value.message.startswith("model 'm': output 'sum' has 3 rows for a batch of 4; ")
 
     def test_an_output_that_no_request_wants_may_have_any_shape(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], np.float32(1)])
@@ -145,7 +145,7 @@ class TestWrongOutputs:
 
 
 class TestDeviceTime:
-    class Told:
+    class TimedBinding:
         device_ns = 5
 
     @staticmethod
@@ -161,7 +161,7 @@ class TestDeviceTime:
         return batches
 
     @pytest.mark.parametrize(
-        ("batches", "told", "wanted"),
+        ("batches", "is_timed", "expected"),
         [
             (ran((10, 30, 0)), True, 5),
             (ran((10, 30, 0)), False, 20),
@@ -173,11 +173,11 @@ class TestDeviceTime:
         ids=["told", "not told", "behind another", "in parts", "failed", "never begun"],
     )
     def test_device_time_is_reported_by_the_binding_or_estimated_from_the_run(
-        self, batches: list[Batch], told: bool, wanted: int
+        self, batches: list[Batch], is_timed: bool, expected: int
     ) -> None:
-        binding: Any = self.Told() if told else object()
+        binding: Any = self.TimedBinding() if is_timed else object()
 
-        assert device_ns(batches, binding) == wanted
+        assert device_ns(batches, binding) == expected
 
 
 @pytest.mark.parametrize(
