@@ -18,7 +18,7 @@ from penstock.server.http2.frames import ErrorCode
 from . import answer_frames
 from .answering_stream import AnsweringStream, run_on_cancel
 from .decompressing import Decompressor, receive_limit_text
-from .framing import PREFIX, PREFIX_BYTES, IncomingMessages, MessageError
+from .framing import MESSAGES_PER_TURN, PREFIX, PREFIX_BYTES, IncomingMessages, MessageError
 from .method import Reader, Status
 
 if TYPE_CHECKING:
@@ -152,21 +152,23 @@ class GrpcCall(AnsweringStream):
             return
         self._deliver_messages()
 
-    def _deliver_messages(self) -> None:
-        """Deliver complete messages, as long as answers to them can be sent."""
+    def _deliver_messages(self, in_next_turn: bool = False) -> None:
+        """Deliver complete messages, as long as answers to them can be sent, some in each turn of the loop."""
         incoming = self._incoming
         if incoming is None or self.ended:
             return
+        if in_next_turn:
+            incoming.turn_messages = MESSAGES_PER_TURN
         try:
-            while self._can_deliver():
-                next_message = incoming.next()
-                if next_message is None:
-                    break
+            while self._can_deliver(incoming) and (next_message := incoming.next()) is not None:
                 flag, message = next_message
+                incoming.turn_messages -= 1
                 if flag:
                     self._decompress(message)
                 else:
                     self._deliver(message)
+                if not incoming.turn_messages:
+                    self.connection.shared.loop.call_soon(self._deliver_messages, True)
             # the end needs no room: a stream notified only when all is sent would not end in a drain
             if self.remote_ended and self._is_listening():
                 self._on_half_close(incoming)
@@ -177,9 +179,9 @@ class GrpcCall(AnsweringStream):
         if not self.ended:
             self._update_counted_bytes(incoming)
 
-    def _can_deliver(self) -> bool:
+    def _can_deliver(self, incoming: IncomingMessages) -> bool:
         """Whether the next message may be delivered."""
-        return self.writable and self._is_listening()
+        return incoming.turn_messages > 0 and self.writable and self._is_listening()
 
     def _is_listening(self) -> bool:
         return not self.ended and not (self._decompressor is not None and self._decompressor.busy)
@@ -199,8 +201,7 @@ class GrpcCall(AnsweringStream):
             raise MessageError(Status.INTERNAL, "compressed message without grpc-encoding")
         if self._decompressor is None:
             self._decompressor = Decompressor(shared, coding, self._on_decompressed)
-        decompressed = self._decompressor.decompress(message)
-        if decompressed is not None:
+        if (decompressed := self._decompressor.decompress(message)) is not None:
             self._deliver(decompressed)
 
     def _on_decompressed(self, message: bytes, error: BaseException | None) -> None:
@@ -239,8 +240,7 @@ class GrpcCall(AnsweringStream):
         """Update the count of stored bytes, and let the client continue sending."""
         if self._incoming is None:
             return
-        shared = self.connection.shared
-        stored, decompressor = incoming.stored_bytes, self._decompressor
+        shared, stored, decompressor = self.connection.shared, incoming.stored_bytes, self._decompressor
         if self._message is not None:
             stored += max(0, len(self._message) - (decompressor.counted_bytes if decompressor is not None else 0))
         shared.held_bytes += stored - incoming.counted_bytes
@@ -249,7 +249,7 @@ class GrpcCall(AnsweringStream):
             self._abort_and_cancel(Status.RESOURCE_EXHAUSTED, receive_limit_text(shared.max_receive_bytes))
             return
         used_up = self.receive_window < self.connection.refill_stream_below
-        if used_up and not self.remote_ended and self._can_deliver():
+        if used_up and not self.remote_ended and self._can_deliver(incoming):
             self.refill()
 
     def _release_messages(self) -> None:
@@ -335,7 +335,7 @@ class GrpcCall(AnsweringStream):
         if self.remote_ended or self.ended:
             return
         incoming = self._incoming
-        if self._reader is not None and (incoming is None or not incoming.stored_bytes):
+        if self._reader is not None and (incoming is None or not (incoming.stored_bytes and incoming.turn_messages)):
             return
         self._stalled_s += elapsed_s
         if self._stalled_s > limits.receive_timeout_s:

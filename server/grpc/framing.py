@@ -26,6 +26,9 @@ MIN_COMPRESSED_BYTES = 256
 _MIN_BUFFER_BYTES = 4096
 """A large message gets its own memory only once this much of it has arrived: the announced length cannot be trusted."""
 
+MESSAGES_PER_TURN = 128
+"""After this many messages of a stream, other connections have their turn: a frame may hold thousands, each a request,
+and 8 MiB may be read in one turn of the loop."""
 _MAX_PARTS = 1024
 """The most message parts that are kept separate; beyond this, for a client that sends tiny pieces, they are joined,
 because each takes about fifty bytes that are not counted."""
@@ -46,13 +49,13 @@ class IncomingMessages:
     Invariants: `stored_bytes` are in `_parts`, of whose first one `_offset` bytes are consumed. `needed_bytes` is the
     size of the message with its prefix, or of the prefix alone while the size is unknown. A large message goes to
     `_body_buffer`, and `_parts` hold what follows it. Once `storage_decided`, further bytes are only stored until the
-    message is complete. `counted_bytes` is for the owner's accounting. `received_bytes` counts everything that has
-    arrived.
+    message is complete. `received_bytes` counts everything that has arrived. For the owner: `counted_bytes` are counted
+    elsewhere, and `turn_messages` more messages may be delivered before the loop has a turn.
     """
 
     __slots__ = (
         "_body_buffer", "_flags", "_offset", "_parts", "_size_known", "counted_bytes", "max_bytes", "needed_bytes",
-        "received_bytes", "storage_decided", "stored_bytes",
+        "received_bytes", "storage_decided", "stored_bytes", "turn_messages",
     )  # fmt: skip
 
     def __init__(self, max_bytes: int) -> None:
@@ -62,6 +65,7 @@ class IncomingMessages:
         self.counted_bytes = 0
         self.received_bytes = 0
         self.storage_decided = self._size_known = False
+        self.turn_messages = MESSAGES_PER_TURN
         self._flags = 0
         self._offset = 0
         self._parts: deque[bytes] = deque()

@@ -44,8 +44,9 @@ _DIRECT_READ_BYTES = 32768
 _MAX_IDS_PER_TURN = 256
 """After this many stream ids, of which clients use every second, other connections have their turn: 256 KiB may hold
 9000 calls that are answered at once, and 32 times as much is read in one turn of the loop."""
-_MAX_FRAMES_PER_TURN = 2048
-"""The same limit for frames: 256 KiB of a message in tiny pieces are 20,000, and take 70 ms."""
+_MAX_FRAMES_PER_TURN = 512
+"""The same limit for frames: 256 KiB of a message in tiny pieces are 20,000, and take 70 ms. Of those that are requests
+on a stream, as many take longer than calls do."""
 
 
 class FrameReader:

@@ -188,8 +188,8 @@ def test_large_compressed_messages_are_decompressed_on_a_thread_and_handled_in_o
     wire.loop.turn()
     bodies = b"".join(frame.payload for frame in wire.frames() if frame.kind == frames.DATA)
 
-    wanted = [large] if path == ECHO else [large, b"second", large]
-    assert bodies == b"".join(message_of(content) for content in wanted)
+    expected = [large] if path == ECHO else [large, b"second", large]
+    assert bodies == b"".join(message_of(content) for content in expected)
     assert wire.connection.streams == {}
     assert wire.shared.held_bytes == 0
 
@@ -290,11 +290,11 @@ def test_answers_are_compressed_with_the_best_coding_that_the_client_accepts(
 def test_small_answers_are_not_compressed_and_compression_is_off_by_default() -> None:
     small = Wire(grpc={"compression": 6})
     small.feed(small.headers(grpc_accept_encoding="gzip") + payload(message_of(b"small"), end=True))
-    plain = Wire()
-    plain.feed(plain.headers(grpc_accept_encoding="gzip") + payload(message_of(MANY), end=True))
+    uncompressed = Wire()
+    uncompressed.feed(uncompressed.headers(grpc_accept_encoding="gzip") + payload(message_of(MANY), end=True))
 
     assert small.answers()[1][0] == b"small"
-    assert plain.answers()[1][0] == MANY
+    assert uncompressed.answers()[1][0] == MANY
 
 
 # -- deadlines -------------------------------------------------------------------------------------------------
@@ -423,19 +423,48 @@ def test_an_exception_in_on_message_ends_the_call() -> None:
     assert wire.answers()[1][1] == Status.INTERNAL
 
 
+class Counts:
+    """The Reader that counts messages, and the ends of streams."""
+
+    messages = ends = 0
+
+    def on_message(self, message: bytes) -> None:
+        self.messages += 1
+
+    def on_half_close(self) -> None:
+        self.ends += 1
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("frame_count", [1, 20])
+def test_many_messages_of_a_stream_are_delivered_over_several_turns(frame_count: int, end: bool) -> None:
+    wire, counts = Wire(stream_window_bytes=8000), Counts()
+    wire.shared.methods = {BIDI: Method(BIDI, streaming=lambda call: counts)}
+    sent = payload(message_of(b"x") * (1000 // frame_count)) * (frame_count - 1)
+    sent += payload(message_of(b"x") * (1000 // frame_count), end=end)
+    wire.connection.data_received(wire.headers(__path=BIDI) + sent)
+    at_once, updates = counts.messages, frames.window_update(1, 6000) in wire.transport.written
+    wire.loop.turn()
+
+    assert 0 < at_once < 200
+    assert (counts.messages, counts.ends) == (1000, end)
+    assert not updates
+    assert (frames.window_update(1, 6000) in wire.transport.written) == (not end)
+
+
 def test_drain_waits_until_the_queued_messages_are_sent_or_the_call_is_reset() -> None:
     async def wait() -> list[str]:
         wire = Wire()
         wire.loop.create_future = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]
         wire.feed(frames.window_update(0, 10**6) + wire.call(HOLD))
-        call, seen = wire.held[0], []
+        call, events = wire.held[0], []
         call.send(bytes(200_000))
         assert not call.writable
         waiting = asyncio.ensure_future(call.drain())
         await asyncio.sleep(0)
         wire.feed(frames.window_update(1, 10_000))
         await asyncio.sleep(0)
-        seen.append("waits" if not waiting.done() else "left")
+        events.append("waits" if not waiting.done() else "left")
         wire.feed(frames.window_update(1, 100_000))
         await waiting
         assert call.writable
@@ -444,7 +473,7 @@ def test_drain_waits_until_the_queued_messages_are_sent_or_the_call_is_reset() -
         await asyncio.sleep(0)
         wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
         await waiting
-        return seen
+        return events
 
     assert asyncio.run(wait()) == ["waits"]
 
