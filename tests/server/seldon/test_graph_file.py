@@ -131,14 +131,14 @@ OTHERS = "---\napiVersion: v1\nkind: Secret\n---\n"
 
 @pytest.mark.parametrize(("before", "after"), [("---\n", "---\n"), (OTHERS, ""), ("", OTHERS)])
 def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before: str, after: str) -> None:
-    deployment = made(tmp_path, before + MANIFEST + after, ["bandit/Bandit", "forest/Forest"])
+    deployment = make_deployment(tmp_path, before + MANIFEST + after, ["bandit/Bandit", "forest/Forest"])
 
-    assert told(deployment) == []
+    assert mistakes_of(deployment) == []
     assert [node.name for node in deployment.nodes] == ["router", "a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (
             MANIFEST + OTHERS + MANIFEST,
@@ -147,9 +147,9 @@ def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before:
         (OTHERS + "graph: {name: m}\n", ": expected one manifest of kind SeldonDeployment, found 0"),
     ],
 )
-def test_a_file_with_several_documents_must_have_one_deployment(tmp_path: Path, text: str, wanted: str) -> None:
-    (line,) = told(made(tmp_path, text, ["m/Model"]))
-    assert line.endswith(wanted)
+def test_a_file_with_several_documents_must_have_one_deployment(tmp_path: Path, text: str, expected: str) -> None:
+    (line,) = mistakes_of(make_deployment(tmp_path, text, ["m/Model"]))
+    assert line.endswith(expected)
 
 
 def test_an_annotation_sets_the_folder_and_class_of_a_node(tmp_path: Path) -> None:
