@@ -237,6 +237,14 @@ def module(path: Path) -> None:
     tf.saved_model.save(new_module, str(path), signatures={"serving_default": new_module.__call__})
 
 
+def compiled(path: Path) -> None:
+    """A function that XLA compiles: x FP32 [-1,4] -> y FP32 [-1,4], doubled."""
+    made = tf.Module()
+    made.double = tf.function(lambda x: {"y": x * 2}, jit_compile=True)
+    double = made.double.get_concrete_function(tf.TensorSpec([None, 4], tf.float32, "x"))
+    tf.saved_model.save(made, str(path), signatures=double)
+
+
 def _network(path: Path, widths: Sequence[int]) -> None:
     random = np.random.default_rng(7)
 

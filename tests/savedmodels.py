@@ -25,6 +25,7 @@ NAMES = (
     "keras",
     "keras_saved",
     "module",
+    "compiled",
     "mlp",
     "references",
     "image",

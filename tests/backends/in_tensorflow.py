@@ -600,6 +600,11 @@ class TestOptions:
         assert refusal(savedmodels / "mlp", "tpu:0").code is Code.INVALID
 
 
+@pytest.mark.parametrize(("name", "expected"), [("compiled", True), ("module", False)])
+def test_functions_that_xla_compiles_are_detected(savedmodels: Path, name: str, expected: bool) -> None:
+    assert load(savedmodels / name, "cpu", {}).compiles_each_size is expected
+
+
 @needs_compiler
 def test_libraries_of_custom_operations_are_loaded_before_the_model(savedmodels: Path, tmp_path: Path) -> None:
     library = tmp_path / "with space" / "libops.so"

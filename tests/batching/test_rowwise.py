@@ -15,7 +15,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from tests.backends.onnx_models import node, save, value
+from tests.backends.onnx_models import ints, node, save, value
 from tests.fakes import FakeBackend, Function, fake_loader
 
 
@@ -122,7 +122,9 @@ def _failing(function: Function) -> Function:
 
 def test_errors_caused_by_zeros_or_a_lack_of_memory_do_not_make_a_model_unbatched() -> None:
     def no_zeros(inputs: list[Any]) -> list[Any]:
-        raise InferError(Code.INTERNAL, "division by zero")
+        if not inputs[0].all():
+            raise InferError(Code.INTERNAL, "division by zero")
+        return inputs
 
     def little_memory(inputs: list[Any]) -> list[Any]:
         if len(inputs[0]) > 1:
@@ -145,9 +147,31 @@ def test_an_onnx_model_with_a_nonzero_node_is_unbatched(tmp_path: Path) -> None:
     assert [each.shape for each in model.signature.outputs] == [(-1, 2)]
 
 
+def test_an_onnx_model_that_takes_no_fewer_rows_than_it_returns_is_unbatched(tmp_path: Path) -> None:
+    nodes = [node("TopK", ["scores", "three"], ["best", "places"], axis=0), node("Gather", ["boxes", "places"], ["y"])]
+    inputs = [value("scores", TensorProto.FLOAT, ["found"]), value("boxes", TensorProto.FLOAT, ["found", 4])]
+    path = save(
+        tmp_path / "model.onnx", nodes, inputs, [value("y", TensorProto.FLOAT, ["best", 4])], {"three": ints([3])}
+    )
+
+    model = open_model(ModelSpec("m", 1, path), LOADERS, lambda *_: None)
+    close_model(model)
+
+    assert not model.signature.batched
+
+
 def test_a_configured_batch_size_overrides_the_probe() -> None:
     assert rows_of(found, max_batch_rows=8) == 8
     assert rows_of(found, allowed_rows=(1, 4)) == 4
+
+
+def test_a_configured_batch_size_that_the_probe_contradicts_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows_of(list, max_batch_rows=8)
+    assert not caplog.messages
+
+    rows_of(found, max_batch_rows=8)
+    text = "its configuration gives it rows, but output 'y' has 0 rows for 1 row of zeros"
+    assert caplog.messages == [f"model m: {text}; its requests may fail unless max_batch_size is 0"]
 
 
 def test_the_reason_why_a_model_is_unbatched_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +52,12 @@ def add_up(inputs: list[Any]) -> list[Any]:
     return [total, total.astype(np.float32)]
 
 
+def append(inputs: list[Any]) -> list[Any]:
+    x, cache = inputs
+    longer = np.concatenate([cache, x], axis=1)
+    return [longer.sum(axis=1, keepdims=True), longer]
+
+
 @dataclass
 class Served:
     engine: Engine
@@ -75,10 +81,11 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    sequence: SequenceSpec = SEQUENCE, rows: int = 2, executor: str = "thread", count: int = 1
-) -> AsyncIterator[Served]:
-    gate = Gate(add_up)
-    backend = FakeBackend(GRAPH, gate)
+    sequence: SequenceSpec = SEQUENCE, rows: int = 2, executor: str = "thread", count: int = 1,
+    graph: Signature = GRAPH, function: Callable[[list[Any]], list[Any]] = add_up,
+) -> AsyncIterator[Served]:  # fmt: skip
+    gate = Gate(function)
+    backend = FakeBackend(graph, gate)
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
     policy = BatchPolicy(max_batch_rows=rows, executor=executor)
     model = await engine.load(
@@ -113,6 +120,20 @@ class TestRunning:
 
             assert answers == [10, 20, 30, 40, 21, 41, 61, 81, 33, 63, 93, 123]
             assert it.instance_count == 0
+
+    @pytest.mark.parametrize("direct", [True, False])
+    async def test_a_state_may_begin_without_elements_as_the_cache_of_a_decoder_does(self, direct: bool) -> None:
+        row, free = TensorSpec("x", "FP32", COLUMN), (-1, -1)
+        graph = Signature(
+            (row, TensorSpec("past", "FP32", free)), (replace(row, name="y"), TensorSpec("present", "FP32", free))
+        )
+        cache = State("past", "present", "FP32", (-1,), initial_shape=(0,))
+        sequence = SequenceSpec(direct=direct, states=(cache,))
+        async with served(sequence, rows=4, graph=graph, function=append) as it:
+            asked = [it.ask(10 * i + j, i, flags) for j, flags in enumerate(("s", "", "e")) for i in (1, 2, 3)]
+            answers = await asyncio.gather(*asked)
+
+            assert answers == [10, 20, 30, 21, 41, 61, 33, 63, 93]
 
     async def test_sequences_are_removed_when_their_model_is_unloaded(self) -> None:
         async with served() as it:

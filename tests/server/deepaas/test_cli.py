@@ -45,8 +45,10 @@ def get_predict_args():
 
 def predict(**arguments):
     file = arguments.pop("file")
-    if arguments["accept"] == "image/png":
+    if arguments["accept"].startswith("image/"):
         return io.BytesIO(b"\\x89PNG")
+    if arguments["accept"] == "*/*":
+        return "any"
     if arguments["text"] == "fails":
         raise ValueError("predict boom")
     if file is not None:
@@ -143,6 +145,15 @@ def test_the_result_of_predict_is_stored_with_the_extension_of_its_type(run_cli:
     lines = run_cli("m=called", "--deepaas_method_output", "y.bin", "predict", "--accept", "image/png")
     assert lines[1] == "You are trying to store .png type data in the file with .bin extension!"
     assert (folder / "y.bin.png").read_bytes() == b"\x89PNG"
+
+
+@pytest.mark.parametrize(("accept", "content"), [("image/*", b"\x89PNG"), ("*/*", b'"any"')])
+def test_the_result_of_predict_is_stored_if_its_type_has_no_extension(
+    run_cli: Any, folder: Path, accept: str, content: bytes
+) -> None:
+    lines = run_cli("m=called", "--deepaas_method_output", "y", "predict", "--accept", accept)
+
+    assert (returned(lines), (folder / "y").read_bytes()) == ("Output is saved in y", content)
 
 
 def test_train_prints_a_record(run_cli: Any) -> None:

@@ -56,6 +56,15 @@ def test_an_interpreter_with_all_required_modules_is_used_as_is(store: Path, pyt
     assert python.recorded_calls[-1].endswith(" numpy orjson")
 
 
+def test_a_relative_interpreter_is_found_from_the_current_folder(
+    store: Path, python: FakePython, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(python.path.parent.parent)
+    relative = str(python.path.relative_to(python.path.parent.parent))
+
+    assert Environments(store).interpreter(WorkerSpec(relative), LABEL) == str(python.path)
+
+
 def test_an_interpreter_needs_only_the_modules_required_by_the_caller(store: Path, python: FakePython) -> None:
     Environments(store).interpreter(WorkerSpec(str(python.path)), LABEL, ("numpy",))
 

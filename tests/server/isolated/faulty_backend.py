@@ -95,6 +95,7 @@ class FaultyBackend:
     """Outputs: y, the address of x (modulo 64), and the process id."""
 
     platform = "faulty"
+    compiles_each_size = True
     runtime_metadata: Mapping[str, Any] = {"said": {"of": "it", "deep": [1, None]}}
 
     def __init__(self, options: Mapping[str, str]) -> None:

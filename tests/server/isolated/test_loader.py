@@ -39,6 +39,7 @@ class TestLoading:
             assert backend.node_inputs == [Node("x", "float", [None, "width"])]
             assert backend.node_outputs == [Node("y", "float", [None, 4])]
             assert backend.platform == "faulty"
+            assert backend.compiles_each_size
             assert backend.runtime_metadata == {"said": {"of": "it", "deep": [1, None]}}
             assert backend.pid != os.getpid()
 

@@ -276,7 +276,7 @@ def test_check_prints_why_batching_is_off(
         (((4,),), TensorSpec("y", "FP32", (3,)), "'x0' is [4]"),
         (((-1, 4), (2, -1)), TensorSpec("y", "FP32", (-1, 3)), "'x1' is [2, -1]"),
         (((-1, 4),), TensorSpec("label", "INT64", (1,)), "'label' is [1]"),  # as onnxmltools exports LightGBM models
-        (((-1, 4), ()), TensorSpec("y", "FP32", (-1, 3)), "'x1' is []"),
+        (((-1, 4), ()), TensorSpec("y", "FP32", (-1, 3)), "'x1' is [], a scalar or of unknown rank"),
         (((-1, 4),), TensorSpec("y", "seq(tensor(float))", ()), "'y' is seq(tensor(float))"),
     ],
 )

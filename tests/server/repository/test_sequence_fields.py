@@ -70,12 +70,16 @@ class TestReading:
         path = tmp_path / "initial_state" / "f"
         path.write_bytes(bytes(8))
 
+        (empty,) = spec_of(
+            (STATE % (INITIAL % "zero_data: true")).replace("dims: 2", "dims: -1", 1).replace("dims: 2", "dims: 0")
+        ).states
         (state,) = spec_of(STATE % "use_same_buffer_for_input_output: true").states
         (zeros,) = spec_of(STATE % (INITIAL % "zero_data: true")).states
         (file,) = spec_of(STATE % (INITIAL % 'data_file: "f"'), tmp_path).states
 
         assert state == State("i", "o", "FP32", (2,))
         assert (zeros.initial, zeros.initial_shape) == (None, (2,))
+        assert (empty.shape, empty.first_shape) == ((-1,), (0,))
         assert (file.initial, file.initial_shape) == (path, (2,))
 
 
