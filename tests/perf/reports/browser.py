@@ -64,7 +64,7 @@ class Browser:
 
     def __init__(self, program: str, profile: Path) -> None:
         theirs, self._orders = os.pipe()
-        self._write_end, back = os.pipe()
+        self._read_fd, back = os.pipe()
         words = [
             program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
             "--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank",
@@ -109,8 +109,8 @@ class Browser:
         return dict(answer["result"])
 
     def _read(self, until: float) -> None:
-        ready, _, _ = select.select([self._write_end], [], [], max(until - monotonic(), 0))
-        received = os.read(self._write_end, 1 << 16) if ready else b""
+        ready, _, _ = select.select([self._read_fd], [], [], max(until - monotonic(), 0))
+        received = os.read(self._read_fd, 1 << 16) if ready else b""
         if not received:
             raise TimeoutError("the browser says nothing")
         *messages, self._rest = (self._rest + received).split(b"\0")
@@ -124,4 +124,4 @@ class Browser:
         os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._orders)
-        os.close(self._write_end)
+        os.close(self._read_fd)

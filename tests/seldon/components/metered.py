@@ -58,10 +58,10 @@ class Metered:
     """`meta.tags.metrics` chooses the result of metrics() from then on, `meta.tags.tags` that of tags()."""
 
     def __init__(self):
-        self.tags = {}
+        self.request_tags = {}
 
     def predict(self, X, names, meta=None):
-        self.tags = (meta or {}).get("tags", {})
+        self.request_tags = (meta or {}).get("tags", {})
         return X
 
     def transform_input(self, X, names, meta=None):
@@ -81,14 +81,14 @@ class Metered:
         return None
 
     def metrics(self):
-        if "metrics" not in self.tags:
+        if "metrics" not in self.request_tags:
             raise SeldonNotImplementedError("not now")
-        return METRICS[self.tags["metrics"]]()
+        return METRICS[self.request_tags["metrics"]]()
 
     def tags(self):
-        if "tags" not in self.tags:
+        if "tags" not in self.request_tags:
             raise SeldonNotImplementedError("not now")
-        return TAGS[self.tags["tags"]]
+        return TAGS[self.request_tags["tags"]]
 
 
 class Broken:

@@ -138,7 +138,7 @@ def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (
             MANIFEST + OTHERS + MANIFEST,
@@ -147,9 +147,9 @@ def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before:
         (OTHERS + "graph: {name: m}\n", ": expected one manifest of kind SeldonDeployment, found 0"),
     ],
 )
-def test_a_file_with_several_documents_must_have_one_deployment(tmp_path: Path, text: str, wanted: str) -> None:
+def test_a_file_with_several_documents_must_have_one_deployment(tmp_path: Path, text: str, expected: str) -> None:
     (line,) = mistakes_of(make_deployment(tmp_path, text, ["m/Model"]))
-    assert line.endswith(wanted)
+    assert line.endswith(expected)
 
 
 def test_an_annotation_sets_the_folder_and_class_of_a_node(tmp_path: Path) -> None:
