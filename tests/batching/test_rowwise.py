@@ -123,9 +123,9 @@ def test_a_configured_batch_size_that_the_probe_contradicts_is_a_warning(caplog:
     assert not caplog.messages
 
     rows_of(found, max_batch_rows=8)
+    reason = "output 'y' has 0 rows for 1 row of zeros"
     assert caplog.messages == [
-        "model m: its configuration gives it rows, but output 'y' has 0 rows for 1 row of zeros; "
-        "its requests may fail unless max_batch_size is 0"
+        f"model m: its configuration gives it rows, but {reason}; its requests may fail unless max_batch_size is 0"
     ]
 
 
