@@ -5,7 +5,6 @@ Used through `loading.py`. The reasons for how a run works, with figures, are in
 
 from __future__ import annotations
 
-import logging
 import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,13 +20,14 @@ from .backend import FREE_ROWS, Binding, device_number
 from .cpus import usable_cpus
 from .datatypes import BY_ONNX_NAME
 from .errors import Code, InferError
+from .libraries import load_libraries
 from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import advice, error_text, is_unavailable, run_error
 from .onnx_file import file_advice
 from .onnx_log import route_log
 from .onnx_operators import SHARED_SCALES, never_empty, operators
-from .onnx_providers import CPU, options_with_prefix
+from .onnx_providers import CPU
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
 
@@ -45,11 +45,8 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 # A spinning pool thread occupies the core that the front end needs: at 16 to 64 rows of mlp, spinning takes 8 to 13%
 # less time for half as much CPU again (docs/adr/0004).
 _SESSION_DEFAULTS = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-_LIBRARY_OPTION = "custom_op_library"
 _WEIGHTS_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 _SHRINKAGE_ENTRY = "memory.enable_memory_arena_shrinkage"
-logger = logging.getLogger("penstock.backends")
-_FOLDERS = re.compile(r"(?<!\w)/\S*/")
 _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 
 
@@ -81,7 +78,7 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
 def prepare_session(path: Path, options: Mapping[str, str]) -> tuple[str | bytes, Any, frozenset[str]]:
     """Return what a session loads, its options, and the tensors whose rows were freed in it. Raises: InferError."""
     config = session_options(options)
-    _register_operators(config, options)
+    load_libraries(options, config.register_custom_ops_library, error_text)
     model, freed = _model_to_load(path, options, config)
     return model, config, freed
 
@@ -114,21 +111,6 @@ def open_session(path: Path, create: Callable[[], Any], *, on_gpu: bool = False)
         raise InferError(code, f"{text}{file_advice(path)}{advice(text)}") from error
     session.disable_fallback()
     return session
-
-
-def _register_operators(config: Any, options: Mapping[str, str]) -> None:
-    """Register the operators of libraries, whose code then runs in this process, with a session.
-
-    Raises: InferError (INVALID), with the paths of folders removed from the text.
-    """
-    for library in map(Path, options_with_prefix(options, f"{_LIBRARY_OPTION}.").values()):
-        logger.info("loaded custom operators from %s", library)
-        try:
-            config.register_custom_ops_library(str(library))
-        except Exception as error:
-            reason = _FOLDERS.sub("", error_text(error, library))
-            text = f"option '{_LIBRARY_OPTION}': '{library.name}' could not be registered: {reason}"
-            raise InferError(Code.INVALID, text) from error
 
 
 def _model_to_load(path: Path, options: Mapping[str, str], config: Any) -> tuple[str | bytes, frozenset[str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .cuda import LOST_STATUSES, UNAVAILABLE_STATUSES
 from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from .libraries import ADVICE
 
 _SOURCE_PATH = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp)\b)")
 # "cuda_call.cc:154 <signature> cuda_call.cc:146 <signature> CUDA failure 46: ...": the throwing place is always the
@@ -81,10 +82,7 @@ def without_status(error: InferError) -> str:
 
 def advice(text: str) -> str:
     """Return advice to append to ONNX Runtime's text, if it has none of its own; else ""."""
-    if _UNREGISTERED in text:
-        setting = "runtime.custom_op_libraries in penstock.toml"
-        return f"; if it is a custom operator, set {setting} to the library that defines it"
-    return ""
+    return f"; {ADVICE}" if _UNREGISTERED in text else ""
 
 
 def error_text(error: Exception, model: Path | None = None) -> str:

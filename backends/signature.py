@@ -53,6 +53,16 @@ class TensorSpec:
         """The row of the datatype table."""
         return DATATYPES[self.datatype]
 
+    def shape_with(self, length: int) -> tuple[int, ...]:
+        """Return the shape with free axes of one length.
+
+        An axis with a sum as its name ("past_length + length", "length + 1") has that sum, as exporters mean it.
+        """
+        names = self.axes or ("",) * len(self.shape)
+        return tuple(
+            _axis_length(name, length) if dim < 0 else dim for dim, name in zip(self.shape, names, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -75,3 +85,7 @@ class Signature:
     def output(self) -> dict[str, TensorSpec]:
         """Outputs by name."""
         return {spec.name: spec for spec in self.outputs}
+
+
+def _axis_length(name: str, length: int) -> int:
+    return sum(int(term) if term.strip().isdecimal() else length for term in name.split("+"))

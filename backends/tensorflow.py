@@ -19,7 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client.session import Session as TensorflowSession
 from tensorflow.python.framework import config as devices
-from tensorflow.python.framework import dtypes, tensor_util, versions
+from tensorflow.python.framework import dtypes, load_library, tensor_util, versions
 from tensorflow.python.framework.ops import Graph
 from tensorflow.python.ops import gen_resource_variable_ops as variables
 from tensorflow.python.platform import tf_logging
@@ -28,10 +28,11 @@ from tensorflow.python.saved_model import loader_impl
 from .backend import FREE_ROWS, Binding, device_number
 from .cpus import usable_cpus
 from .errors import Code, InferError
+from .libraries import load_libraries
 from .node import Node
 from .signature import Signature
 from .tensorflow_binding import TensorflowBinding
-from .tensorflow_failures import load_error
+from .tensorflow_failures import error_text, load_error
 from .tensorflow_rows import free_placeholders, with_free_rows
 from .tensorflow_signature import ServedSignature, choose_key, read_signature
 
@@ -54,13 +55,14 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> TensorflowBacke
     (1: without a key, use Cortex's rule), penstock.free_rows (1: free a first axis that the signature fixes to 1);
     TF_NUM_INTRA_THREADS or intra_op_thread_count (0: all usable CPUs), TF_NUM_INTER_THREADS or inter_op_thread_count
     (0: one operation after another; on a GPU, all CPUs), TF_USE_PER_SESSION_THREADS; allow_growth (1, but 0 if a
-    fraction is set) and gpu_memory_fraction.
+    fraction is set) and gpu_memory_fraction; custom_op_library.1, .2 and so on (paths).
     Raises: InferError (NOT_FOUND: no SavedModel there; UNSUPPORTED: an unsupported type or device; else INVALID).
     """
     config = session_config(device, options)
     if not any((path / name).is_file() for name in _GRAPH_FILES):
         raise InferError(Code.NOT_FOUND, f"'{path.name}' is not a SavedModel: it has no {_GRAPH_FILES[0]}")
     tf_logging.get_logger().setLevel("ERROR")  # it logs every restored variable
+    load_libraries(options, load_library.load_op_library, error_text)
     return TensorflowBackend(path, config, options, on_gpu=device != "cpu")
 
 

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
+from .libraries import ADVICE
 
 MAX_TEXT_CHARS = 2000
 """Characters of a message that are passed on: an assertion can be told to print whole tensors."""
@@ -45,6 +46,8 @@ _DEVICE_LOST = re.compile(
 """CUDA's errors after which every call of the process's context fails, in TensorFlow's wording."""
 _MISSING_PYTHON = "Missing py trampoline"
 """The error of a model that was saved with a Python function in it: only the program that saved it can run it."""
+_UNREGISTERED = re.compile(r"Op type not registered '[^']*'")
+"""The error of a graph with a custom operation; what follows names the machine, and suggests tf.contrib."""
 _OUT_OF_MEMORY = re.compile(
     r"CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc"
 )
@@ -74,7 +77,8 @@ def load_error(error: Exception, model: Path) -> InferError:
     text = error_text(error, model)
     if isinstance(error, MemoryError) or getattr(error, "error_code", None) == EXHAUSTED:
         return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
-    return InferError(Code.INVALID, text)
+    unregistered = _UNREGISTERED.match(text)
+    return InferError(Code.INVALID, f"{unregistered[0]}; {ADVICE}" if unregistered else text)
 
 
 def error_text(error: Exception, model: Path | None = None) -> str:

@@ -48,6 +48,7 @@ from .repository.transitions import OpensModels
 from .settings import Settings
 from .telemetry.observability import Observability, make_metrics
 from .telemetry.page import make_metrics_app
+from .threads import set_threads
 from .v2.control import EXTENSIONS, ControlEndpoints
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
@@ -152,11 +153,10 @@ class Server:
     def _service(self) -> Service:
         """Return the Service that answers HTTP requests."""
         inference = self._inference(forwarded=self._settings.http_header_forward_pattern)
-        return self._dialect.service(
-            DialectParts(
-                self.engine, self.environments, self.repository, self._models.hooks_of, inference, self.health.ready
-            )
+        parts = DialectParts(
+            self.engine, self.environments, self.repository, self._models.hooks_of, inference, self.health.ready
         )
+        return self._dialect.service(parts)
 
     def _on_device_lost(self) -> None:
         with suppress(RuntimeError):  # the loop has already ended
@@ -256,9 +256,10 @@ class Server:
 
         Raises: StartError.
         """
-        # numpy's error state is part of the context that connections inherit: a number that float32 cannot hold becomes
-        # infinity, which is not worth a warning per request
+        # connections inherit numpy's error state: a number too large for float32 is not worth a warning per request
         np.seterr(all="ignore")
+        with suppress(RuntimeError):  # none can be started: the loop keeps those it has
+            set_threads(self._loop, self._settings.model_load_thread_count)
         if invalid := self._sources.invalid_path():
             raise StartError(str(invalid))
         if problems := start_problems(self._settings):

@@ -7,6 +7,7 @@ name.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -52,11 +53,20 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
     Raises: RuntimeError.
     """
-    threads = ThreadPool(thread_name_prefix="penstock")
-    threads.submit(int)
     loop = uvloop.new_event_loop()
-    loop.set_default_executor(threads)
+    set_threads(loop)
     return loop
+
+
+def set_threads(loop: asyncio.AbstractEventLoop, load_threads: int = 0) -> None:
+    """Give a loop as many threads as asyncio does, and one for each of `load_threads` models that load at a time.
+
+    Without the latter, large requests would wait until a model has been loaded. One thread is already started.
+    Raises: RuntimeError.
+    """
+    threads = ThreadPool(min(32, (os.cpu_count() or 1) + 4) + load_threads, "penstock")
+    threads.submit(int)
+    loop.set_default_executor(threads)
 
 
 def run_in_pool(pool: Executor | None, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:

@@ -50,6 +50,7 @@ class FakeBackend:
     stopped: threading.Event = field(default_factory=threading.Event)
     closed: bool = False
     stateful: bool = False
+    shared_scale: str = ""
 
     def __post_init__(self) -> None:
         self.node_inputs: Sequence[Any] = self.graph.inputs

@@ -38,7 +38,7 @@ def smallest_row_shapes(spec: ModelSpec) -> list[tuple[int, ...]]:
     if signature is None:
         raise ValueError("the spec must be completed first")
     first = 1 if signature.batched else 0
-    return [tuple(1 if dim < 0 else dim for dim in each.shape[first:]) for each in signature.inputs]
+    return [each.shape_with(1)[first:] for each in signature.inputs]
 
 
 def dummy_key(spec: ModelSpec, row_shapes: RowShapes) -> Key:

@@ -8,7 +8,7 @@ compared with the original model, row by row. Called by opening.py for a spec th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -112,12 +112,8 @@ def _compare(original: Backend, freed: Backend, length: int) -> str | None:
 
 def _with_length(graph: Signature, length: int) -> Signature:
     """Return a graph's inputs with all free axes but the first fixed."""
-    inputs = [replace(spec, shape=(spec.shape[0], *(_fixed(spec.shape[1:], length)))) for spec in graph.inputs]
+    inputs = [replace(spec, shape=(spec.shape[0], *spec.shape_with(length)[1:])) for spec in graph.inputs]
     return replace(graph, inputs=tuple(inputs))
-
-
-def _fixed(dims: Sequence[int], length: int) -> list[int]:
-    return [length if dim < 0 else dim for dim in dims]
 
 
 def _batches(signature: Signature, rows: Inputs, max_integer: int) -> Iterator[Inputs]:

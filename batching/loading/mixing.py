@@ -7,6 +7,7 @@ each other's answers. Called by opening.py if a configuration does not mention r
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .random_rows import Inputs, as_float64, draw_inputs, run_rows
+from penstock.backends.errors import InferError
+
+from .random_rows import Inputs, as_float64, draw_inputs, make_neighbors, run_rows
 from .rowwise import Evidence
 
 if TYPE_CHECKING:
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature, TensorSpec
     from penstock.batching.model import Model
 
-LENGTHS = (4, 1)
-"""The lengths tried for free axes; 1 if the model cannot run with more, or its outputs do not show their rows."""
+logger = logging.getLogger("penstock.batching")
+
+LENGTHS = (4, 1, 3, 2, 8, 16)
+"""The lengths tried for free axes, until the model runs: 1 if it cannot run with more, or its outputs do not show their
+rows; the others if an axis must fit something in the model."""
 LONG_LENGTHS = (64, 640)
-"""The lengths tried if the model runs with neither: sides of images are often multiples of 32, and code that cuts a
+"""The lengths tried if it runs with none of these: sides of images are often multiples of 32, and code that cuts a
 sound into frames needs at least some hundred samples. 640 only for a single axis: with two, a small image model may
 need gigabytes and seconds."""
 SECOND_ORDER = (1, 0, 0)
@@ -40,38 +46,67 @@ differently."""
 MAX_CHANGED = 0.3
 """The fraction of an output that may change: near ties may sort differently, and rounding errors add up in a few
 places."""
+NEIGHBOR_KINDS = (("same", 1), ("other", 3), ("other", 1), ("zero", 1))
+"""The rows that take the place of a row's neighbor, and the largest of their integers. Not huge or NaN: a model may
+allocate as much as a number says, or compute until a number is small."""
+NEIGHBOR_TOLERANCE = 0.001
+"""How far a number may be from the previous one if only the neighbor of its row was replaced, as a fraction of the
+largest of its row: the same kernels run, so usually nothing changes."""
 BUDGET_NS = 1_000_000_000
 """What the first run may take: a slower model is not examined any further."""
-TEXTS = ((b"one of several words", b"text"), (b"12.5", b"3"))
+TEXTS = ((b"one, two; three words", b"text"), (b"12.5", b"3"))
 """The two rows of a BYTES input, in turn, since a model may parse numbers. The second is shorter, in words as well."""
 
 
-def find_mixing(model: Model) -> str:
+def find_mixing(model: Model, *, shares_scale: bool = False) -> str:
     """Say what shows that rows are not rows, or that they affect each other; "" if nothing does.
 
+    `shares_scale`: that rows take a scale from each other is known, and accepted.
     Never raises: failures on random rows say nothing about requests.
     """
     signature = model.signature
     if not (signature.batched and signature.inputs) or model.forms is not None:
         return ""
     if model.loop_binding is not None:
-        return _examine(model, model.loop_binding)
+        return _examine(model, model.loop_binding, shares_scale)
     first = model.thread_instances[0]
-    reason: str = first.run_on_thread(partial(_examine, model, first.binding))
+    reason: str = first.run_on_thread(partial(_examine, model, first.binding, shares_scale))
     return reason
 
 
-def _examine(model: Model, binding: Binding) -> str:
+def _examine(model: Model, binding: Binding, shares_scale: bool) -> str:
     strings = any(each.datatype == "BYTES" for each in model.signature.inputs)
     end_ns = time.monotonic_ns() + BUDGET_NS
+    failure: Exception | None = None
     # a 0 makes rows of integers differ, but may be an invalid length or divisor: then all are 1
     for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], _lengths(model.signature), (True, False)):
         try:
-            return _compare_runs(model, binding, _draw_two_rows(model.signature, length, texts, zeros=zeros))
-        except Exception:  # noqa: BLE001 - random numbers may be invalid indices, or the length invalid
+            rows = _draw_two_rows(model.signature, length, texts, zeros=zeros)
+            return _compare_runs(model, binding, rows, shares_scale)
+        except Exception as error:  # noqa: BLE001 - random numbers may be invalid indices, or the length invalid
+            failure = error
             if time.monotonic_ns() > end_ns:
                 break
-    return ""
+    reason = _content_length(model)
+    if not reason:
+        _log_unknown(model, f"no random rows could be run: {failure}")
+    return reason
+
+
+def _content_length(model: Model) -> str:
+    """Say which output's rows have a length that only contents can determine, so that the longest row determines it.
+
+    Used if no run shows it: the texts may have to be serialized `tf.Example`s, for instance.
+    """
+    if any(dim < 0 for spec in model.signature.inputs for dim in spec.shape[1:]):
+        return ""
+    outputs = [model.signature.outputs[position] for position in model.all_outputs]
+    name = next((each.name for each in outputs if any(dim < 0 for dim in each.shape[1:])), "")
+    return name and f"the length of output '{name}' may depend on the other rows in its batch"
+
+
+def _log_unknown(model: Model, reason: str) -> None:
+    logger.info("model %s: whether its rows affect each other is unknown: %s", model.name, reason)
 
 
 def _lengths(signature: Signature) -> list[int]:
@@ -83,32 +118,68 @@ def _lengths(signature: Signature) -> list[int]:
     return [*LENGTHS, *LONG_LENGTHS[: 1 if has_several else None]]
 
 
-def _compare_runs(model: Model, binding: Binding, rows: Inputs) -> str:
+def _compare_runs(model: Model, binding: Binding, rows: Inputs, shares_scale: bool) -> str:
     """Compare two rows in several runs. Raises: what the model does."""
     evidence = Evidence(model, "of random values")
     start_ns = time.monotonic_ns()
     before = _run(model, binding, rows)
     evidence.inspect(2, before)
     if time.monotonic_ns() - start_ns > BUDGET_NS:
+        _log_unknown(model, "two rows take over a second")
         return evidence.reason
     for row in (0, 1):  # alone, a row may be shorter: it is not padded to another
         with suppress(Exception):  # a row that fails alone may need the other; only what both do together counts
             evidence.inspect(1, _run(model, binding, [array[row : row + 1] for array in rows]))
     order = list(SECOND_ORDER[: model.spec.policy.max_batch_rows])
-    after = _run(model, binding, [array[order] for array in rows])
-    evidence.inspect(len(order), after)
+    try:
+        after = _run(model, binding, [array[order] for array in rows])
+        evidence.inspect(len(order), after)
+    except InferError as error:
+        evidence.record_failure(len(order), error)
+        if not evidence.reason:
+            raise
     if evidence.reason:
         return evidence.reason
     changed = _changed_output(model, [each[order] if isinstance(each, np.ndarray) else each for each in before], after)
-    if changed and _changed_output(model, before, _run(model, binding, rows)):
-        return ""  # it draws random numbers itself
+    if not (changed or shares_scale):
+        changed = _changed_by_neighbor(model, binding, rows, before)
+    if changed:
+        again = _run(model, binding, rows)
+        if _changed_output(model, before, again) or _changed_row(model, before, again, 0, 0):
+            return ""  # it draws random numbers itself
     return changed and f"rows of output '{changed}' depend on the other rows in their batch"
+
+
+def _changed_by_neighbor(model: Model, binding: Binding, rows: Inputs, before: Sequence[Any]) -> str:
+    """Replace the neighbor of each row. Returns: the name of an output that changes for the row; "" if none does."""
+    end_ns = time.monotonic_ns() + BUDGET_NS
+    for (kind, max_integer), row in product(NEIGHBOR_KINDS, (0, 1)):
+        if time.monotonic_ns() > end_ns:
+            break
+        with suppress(Exception):  # the neighbor may be invalid
+            after = _run(model, binding, _replace_neighbor(model, rows, row, kind, max_integer))
+            changed = _changed_row(model, before, after, row, row)
+            if not changed and kind == "same":
+                changed = _changed_row(model, before, after, row, 1 - row)
+            if changed:
+                return changed
+    return ""
+
+
+def _replace_neighbor(model: Model, rows: Inputs, row: int, kind: str, max_integer: int) -> Inputs:
+    """Return two rows with one of them replaced: that which is not `row`."""
+    replaced = [array.copy() for array in rows]
+    for spec, array in zip(model.signature.inputs, replaced, strict=True):
+        if kind == "same" or spec.datatype == "BYTES":
+            array[1 - row] = array[row]
+        else:
+            array[1 - row] = make_neighbors(spec, array[::-1], kind, max_integer)[1 - row]
+    return replaced
 
 
 def _draw_two_rows(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros: bool) -> Inputs:
     """Draw two rows, the second much smaller, with free axes of one length. With `zeros` they always differ."""
-    shapes = [[length if dim < 0 else dim for dim in each.shape] for each in signature.inputs]
-    inputs = [replace(each, shape=tuple(shape)) for each, shape in zip(signature.inputs, shapes, strict=True)]
+    inputs = [replace(each, shape=each.shape_with(length)) for each in signature.inputs]
     rows = draw_inputs(replace(signature, inputs=tuple(inputs)), 2, 1)
     for spec, array in zip(inputs, rows, strict=True):
         if spec.datatype == "BYTES":
@@ -127,20 +198,34 @@ def _run(model: Model, binding: Binding, rows: Inputs) -> list[Any]:
     return [np.array(each) if isinstance(each, np.ndarray) else each for each in outputs]
 
 
-def _changed_output(model: Model, before: Sequence[Any], after: Sequence[Any]) -> str:
+def _changed_row(model: Model, before: Sequence[Any], after: Sequence[Any], row: int, row_after: int) -> str:
+    """Return the name of an output that has changed anywhere in a row; "" if there is none."""
+    old, new = (
+        [each[position : position + 1] if isinstance(each, np.ndarray) else each for each in outputs]
+        for outputs, position in ((before, row), (after, row_after))
+    )
+    return _changed_output(model, old, new, NEIGHBOR_TOLERANCE, 0.0)
+
+
+def _changed_output(
+    model: Model, before: Sequence[Any], after: Sequence[Any], tolerance: float = TOLERANCE,
+    max_changed: float = MAX_CHANGED,
+) -> str:  # fmt: skip
     """Return the name of an output of which too much has changed; "" if there is none."""
     specs = [model.signature.outputs[position] for position in model.all_outputs]
     for each, old, new in zip(specs, before, after, strict=True):
-        if isinstance(new, np.ndarray) and new.size and _changed_share(each, old, new) > MAX_CHANGED:
+        if isinstance(new, np.ndarray) and new.size and _changed_share(each, old, new, tolerance) > max_changed:
             return each.name
     return ""
 
 
-def _changed_share(spec: TensorSpec, before: Array, after: Array) -> float:
-    """Return the fraction of elements that changed, numbers by more than rounding."""
+def _changed_share(spec: TensorSpec, before: Array, after: Array, tolerance: float) -> float:
+    """Return the fraction of elements that changed, numbers by more than a fraction of the largest."""
+    if before.shape != after.shape:
+        return 1.0
     if after.dtype.hasobject:
         return float((before != after).mean())
     old, new = as_float64(spec, before), as_float64(spec, after)
     finite = np.abs(old[np.isfinite(old)])
-    tolerance = TOLERANCE * float(finite.max()) if finite.size else 0.0
-    return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=tolerance, equal_nan=True).mean())
+    atol = tolerance * float(finite.max()) if finite.size else 0.0
+    return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=atol, equal_nan=True).mean())

@@ -66,7 +66,7 @@ def open_model(
         run_samples(model)
         reason = "" if model.passive else warmup.sweep(model)
         if not reason and not model.passive and rows_unspecified(configured):
-            reason = find_mixing(model)
+            reason = find_mixing(model, shares_scale=bool(getattr(backends[0], "shared_scale", "")))
     except BaseException:
         close_model(model)
         raise

@@ -97,7 +97,7 @@ def input_shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[
     max_count = max(map(len, lengths), default=1)
     all_shapes: list[RowShapes] = []
     for step in dict.fromkeys((0, max_count - 1, *range(max_count))):
-        row_shapes = [[1 if dim < 0 else dim for dim in spec.shape[first:]] for spec in signature.inputs]
+        row_shapes = [list(spec.shape_with(1)[first:]) for spec in signature.inputs]
         for padded, buckets in zip(padding, lengths, strict=True):
             length = buckets[min(step, len(buckets) - 1)]
             for position, axis in _axes(signature, padded):

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
 
 
+FEW_ROWS = 4
+"""Up to so many rows, any batch must run if fewer rows do. That more rows fail may be a limit of the runtime."""
+
+
 class Evidence:
     """What runs of one shape have shown. `reason` says why its first axes are not rows; "": nothing showed that."""
 
@@ -53,10 +57,11 @@ class Evidence:
         self._row_shapes = row_shapes
 
     def record_failure(self, rows: int, error: Exception) -> None:
-        """Record a failed run: two rows that do not run where one does are not rows."""
+        """Record a failed run: a few rows that do not run where fewer do are not rows."""
         is_permanent = type(error) is InferError  # excludes passing failures such as lack of memory
-        if is_permanent and rows == 2 and self._row_shapes is not None and not self.reason:
-            self.reason = f"a run of 2 rows of zeros fails, a run of one does not: {str(error).splitlines()[0]:.200}"
+        if is_permanent and 1 < rows <= FEW_ROWS and self._row_shapes is not None and not self.reason:
+            text = f"a run of {rows} rows {self._contents} fails, a run of fewer does not"
+            self.reason = f"{text}: {str(error).splitlines()[0]:.200}"
 
 
 def rows_unspecified(spec: ModelSpec) -> bool:

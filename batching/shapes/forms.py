@@ -43,7 +43,8 @@ def row_count_error(model: str, output: str, value: Any, ran_rows: int) -> Infer
     """Make the error for an output whose rows are not those of the batch."""
     rows = row_count(value)
     has = f"{rows} rows" if rows >= 0 else "no batch axis"
-    return InferError(Code.INTERNAL, f"model '{model}': output '{output}' has {has} for a batch of {ran_rows}")
+    text = f"model '{model}': output '{output}' has {has} for a batch of {ran_rows}"
+    return InferError(Code.INTERNAL, f"{text}; set max_batch_size to 0 if its first axis is not the batch")
 
 
 def fill_padding_rows(buffer: Array, rows: int) -> None:

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -24,10 +25,17 @@ _GIB = 1 << 30
 
 
 def report(context: CheckContext) -> Iterator[Row]:
-    """Yield what the machine has. If a GPU was requested, anything that does not work is a Row that fails."""
-    yield from _device(context)
-    yield from _runtime(context)
+    """Yield what the machine has. If a GPU was requested, anything that does not work is a Row that fails.
+
+    Then no models are written, because no other part will run.
+    """
+    works = True
+    for row in chain(_device(context), _runtime(context)):
+        works = works and row.held is not False
+        yield row
     yield _tensorrt()
+    if not works:
+        return
     began_s = time.monotonic()
     nbytes = sum(context.file(context.variant(*each)).stat().st_size for each in context.measured())
     note = f"{nbytes / _GIB:.2f} GiB in {time.monotonic() - began_s:.1f} s"

@@ -42,8 +42,9 @@ class Part:
         return report_function
 
 
+MACHINE = "machine"
 PARTS = (
-    Part("machine", 20),  # the machine's properties; also writes the models
+    Part(MACHINE, 20),  # the machine's properties; also writes the models
     Part("offline", 55),  # ONNX Runtime alone, rows/s by batch size
     Part("engine", 55),  # the same through the Engine in this process
     Part("served", 135),  # the same through a server: HTTP, gRPC, system and CUDA shared memory; latency
@@ -71,12 +72,17 @@ def deadlines(parts: Sequence[Part], start_s: float) -> dict[str, float]:
 
 
 def run_all(parts: Sequence[Part], context: CheckContext, on_row: Callable[[Row], None], start_s: float) -> list[Row]:
-    """Run parts one after another, each in its own process; report every Row as it comes."""
+    """Run parts one after another, each in its own process; report every Row as it comes.
+
+    If the requested GPU does not work, `machine` says so and is the last one: every other part would fail for it.
+    """
     rows = list(context.earlier)
     for name, end_s in deadlines(parts, start_s).items():
         for row in in_process(name, replace(context, end_s=end_s)):
             rows.append(row)
             on_row(row)
+        if name == MACHINE and context.on_gpu and any(row.held is False for row in rows if row.part == MACHINE):
+            break
     return rows
 
 

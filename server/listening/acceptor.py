@@ -1,6 +1,8 @@
 """Acceptor: accepts the connections of one port, and keeps each or passes it to another process before reading it.
 
-Replaces the event loop's own server for TLS, and if several processes share a port. Made by a Port (listener.py).
+Replaces the event loop's own server, which accepts one connection per turn of the loop: 200 a second while a model
+makes turns of 5 ms. That server also keeps any number of clients that never finish a TLS handshake, and cannot pass
+connections on. Made by a Port (listener.py).
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Acceptor:
         self._tls: ssl.SSLContext | None = None
         self._listening: set[socket.socket] = set()
         self._handshakes: dict[Any, asyncio.Task[None]] = {}
+        self._out_of_descriptors = False
         self.open = OpenConnections(self._on_change)
 
     def begin(self, listening: socket.socket, backlog: int, tls: ssl.SSLContext | None) -> None:
@@ -111,10 +114,13 @@ class Acceptor:
                 continue
             except OSError as error:
                 self._tally.count_no_descriptors()
-                logger.error("connections cannot be accepted: %s", error.strerror)  # noqa: TRY400 - no traceback
+                if not self._out_of_descriptors:
+                    logger.error("connections cannot be accepted: %s", error.strerror)  # noqa: TRY400 - no traceback
+                self._out_of_descriptors = True
                 self._loop.remove_reader(listening)
                 self._loop.call_later(RETRY_S, self._resume, listening)
                 return
+            self._out_of_descriptors = False
             if self._hand_off(sock):
                 sock.close()
             elif self._count >= self.max_connections:

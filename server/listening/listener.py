@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
 import socket
 import ssl
 import sys
@@ -29,8 +27,6 @@ from .tally import Tally
 if TYPE_CHECKING:
     from penstock.server.http.service import HttpShared
     from penstock.server.http2.shared import Http2Shared
-
-logger = logging.getLogger("penstock.serve")
 
 BACKLOG = 4096
 TICK_S = 1.0
@@ -51,8 +47,8 @@ class Port:
     answers, but no work is started for them. `shared` is the common state of the protocol's connections, if any: its
     `sweep` is called every second with the elapsed seconds, for time limits. `tls` applies to every connection, or is
     None. `max_connections` limits the number of connections where Acceptor counts them, not only the protocol.
-    `reuse_port`: other processes of the same user listen on the port too, and the kernel distributes connections;
-    `acceptor`: and those processes pass connections to each other.
+    `reuse_port`: other processes of the same user listen on the port too, and the kernel distributes connections.
+    `acceptor` accepts them, once it is open; if those processes pass connections to each other, it is set before.
     Threads: the event loop's.
     """
 
@@ -69,9 +65,7 @@ class Port:
         self.tally = shared.tally if shared is not None else Tally("http")
         self._bound: list[socket.socket] = []
         self._sockets: list[socket.socket] = []
-        self._servers: list[asyncio.AbstractServer] = []
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._out_of_descriptors = False
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """Make the protocol of a new connection."""
@@ -85,10 +79,11 @@ class Port:
         """Use this set for the open connections from now on; there are none yet."""
         raise NotImplementedError
 
-    def share_connections(self, hand_off: Callable[[socket.socket], bool], on_count: Callable[[int], None]) -> None:
+    def share_connections(self, hand_off: Callable[[socket.socket], bool], on_count: Callable[[int], None]) -> Acceptor:
         """Let other processes take connections accepted here, as described in Acceptor. To be called before `open`."""
-        self.acceptor = Acceptor(self.make_protocol, hand_off, on_count, self.tally)
-        self.use_connections(self.acceptor.open)
+        acceptor = self.acceptor = Acceptor(self.make_protocol, hand_off, on_count, self.tally)
+        self.use_connections(acceptor.open)
+        return acceptor
 
     @property
     def connections(self) -> int:
@@ -115,45 +110,23 @@ class Port:
         """Bind the port if that has not been done, and start accepting connections. Raises: ListenError."""
         loop = asyncio.get_running_loop()
         self._tick(loop, loop.time())
-        if self.tls is not None and self.acceptor is None:
-            # the loop's own server keeps any number of clients that never finish a handshake
-            self.share_connections(lambda _sock: False, lambda _count: None)
-        if self.acceptor is not None:
-            self.acceptor.max_connections = self.max_connections
+        acceptor = self.acceptor or self.share_connections(lambda _sock: False, lambda _count: None)
+        acceptor.max_connections = self.max_connections
         await self.bind()
         self._sockets, self._bound = self._bound, []
         try:
             for bound in self._sockets:
-                if self.acceptor is not None:
-                    self.acceptor.begin(bound, BACKLOG, self.tls)
-                else:
-                    bound.listen(BACKLOG)  # uvloop does not report a failure to listen
-                    server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
-                    self._servers.append(server)
+                acceptor.begin(bound, BACKLOG, self.tls)
         except OSError as error:  # another process has started listening there since the bind
             raise listen_error(self.name, self.address, self.port, error) from error
 
     def _tick(self, loop: asyncio.AbstractEventLoop, last_s: float) -> None:
         now_s = loop.time()
         self.on_tick()
-        self._check_descriptors()
         self._tick_timer = loop.call_later(TICK_S, self._tick, loop, now_s)
         if self.shared is not None:
             # while this process was stopped it read nothing, so clients are not charged for that time
             self.shared.sweep(min(now_s - last_s, 2 * TICK_S))
-
-    def _check_descriptors(self) -> None:
-        """Report if no file can be opened: the loop's own server then silently closes what it accepts."""
-        if self.acceptor is not None or not self._sockets:
-            return
-        was_out, self._out_of_descriptors = self._out_of_descriptors, False
-        try:
-            os.close(os.dup(self._sockets[0].fileno()))
-        except OSError as error:
-            self._out_of_descriptors = True
-            self.tally.count_no_descriptors()
-            if not was_out:
-                logger.error("%s: connections cannot be accepted: %s", self.name, error.strerror)  # noqa: TRY400
 
     def on_tick(self) -> None:
         """Do what is due every second, with or without connections."""
@@ -176,16 +149,13 @@ class Port:
             block_new_connections(bound)
         await self._accept_pending()
         closing = self._sockets + self._bound
-        self._sockets, self._bound = [], []  # `_tick` uses them in any turn of the loop
-        for server in self._servers:
-            server.close()
+        self._sockets, self._bound = [], []
         if self.acceptor is not None:
             self.acceptor.stop()
         await asyncio.sleep(0)
         for bound in closing:
             with contextlib.suppress(OSError):
                 bound.close()
-        self._servers.clear()
 
     async def _accept_pending(self) -> None:
         """Let the loop accept what the kernel has connected."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
+from penstock.backends.libraries import LIBRARY_OPTION
 from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.ensembles.steps import link_steps
 from penstock.batching.loading.completion import complete, unbatched_reason
@@ -28,7 +29,7 @@ from penstock.server.python_models.source_inspection import lacks_class, may_com
 from .defaults import Defaults
 from .fields.identity import PYTHON
 from .findings import Finding, read_text
-from .libraries import LIBRARIES, OPTION
+from .libraries import LIBRARIES
 from .load_order import sort_by_dependency
 from .parsed_config import OPTIONS
 from .pbtxt import find_mention
@@ -160,7 +161,7 @@ def _locate(entry: ModelEntry, path: Path, message: str) -> tuple[Path, int]:
     A message names a key (`, padding.input_ids.axis: ...`), a Loader's option (`option 'enable_mem_arena'`), a tensor
     or model (`input 'x'`) or a device, or concerns a whole ensemble.
     """
-    options = {**OPTIONS, LIBRARIES: OPTION}
+    options = {**OPTIONS, LIBRARIES: LIBRARY_OPTION}
     named = [name for name in entry.locations if f", {name}:" in message or f", {name}." in message]
     named += [name for name in entry.locations if name in options and f"option '{options[name]}'" in message]
     if named:

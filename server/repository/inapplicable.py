@@ -10,7 +10,6 @@ from .fields.ensembles import is_inapplicable
 from .fields.identity import PYTHON, TENSORFLOW
 from .findings import Finding
 from .isolated import ISOLATED, is_isolated
-from .libraries import LIBRARIES
 from .parsed_config import ParsedConfig
 from .penstock_toml import NATIVE_FILE
 
@@ -30,7 +29,7 @@ _NOT_PYTHON = {
 _TENSORFLOW_ONLY = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
 _ONNX_ONLY = (
     "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
-    "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt", ISOLATED, LIBRARIES,
+    "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt", ISOLATED,
 )  # fmt: skip
 _LIMIT_KEYS = ("worker.timeout_s", "worker.memory_mb")
 

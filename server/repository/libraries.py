@@ -1,4 +1,4 @@
-"""Libraries of custom operators: locates those that an ONNX model names. Used by scan.py, for each version."""
+"""Libraries of custom operators: locates those that a model names. Used by scan.py, for each version."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.backends.libraries import LIBRARY_OPTION
 from penstock.batching.spec import ModelSpec
 
 from .findings import Finding, path_exists
@@ -13,8 +14,6 @@ from .parsed_config import ParsedConfig
 
 LIBRARIES = "runtime.custom_op_libraries"
 """The key in penstock.toml. In config.pbtxt it is `model_operations`."""
-OPTION = "custom_op_library"
-"""Prefix of the Loader's options, one per library in order: `custom_op_library.1` is a path."""
 
 
 def with_libraries(
@@ -41,6 +40,6 @@ def with_libraries(
             finding = parsed.make_mistake(LIBRARIES, f"the library of custom operators {shown}")
             findings.append(replace(finding, version=spec.version))
         if all(candidates.values()):
-            numbered = {f"{OPTION}.{number}": str(candidates[name][0]) for number, name in enumerate(names, 1)}
+            numbered = {f"{LIBRARY_OPTION}.{number}": str(candidates[name][0]) for number, name in enumerate(names, 1)}
             complete.append(replace(spec, options={**spec.options, **numbered}))
     return tuple(complete)

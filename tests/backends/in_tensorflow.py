@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import shutil
+import subprocess
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from penstock.backends.tensorflow import MAX_CALLABLES, TensorflowBackend, load,
 from penstock.backends.tensorflow_binding import MAX_PLANS, TensorflowBinding
 from penstock.batching.loading.freeing import sharing_obstacle
 from tests.backends.contract import ENDLESS, PATIENCE_S, BackendContract, batched, infer
+from tests.backends.cudart_stub import needs_compiler
 
 SAMPLE = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
 
@@ -596,6 +598,21 @@ class TestOptions:
         assert error.message.startswith("device 'cuda:99' is configured, but TensorFlow 2.")
 
         assert refusal(savedmodels / "mlp", "tpu:0").code is Code.INVALID
+
+
+@needs_compiler
+def test_libraries_of_custom_operations_are_loaded_before_the_model(savedmodels: Path, tmp_path: Path) -> None:
+    library = tmp_path / "with space" / "libops.so"
+    library.parent.mkdir()
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input="int any;", text=True, check=True, timeout=60)
+    load(savedmodels / "iris", "cpu", {"custom_op_library.1": str(library)}).close()
+    assert str(library) in Path("/proc/self/maps").read_text("utf-8")
+
+    (text := library.with_name("text.so")).write_text("not a library")
+    options = {"custom_op_library.1": str(text)}
+    expected = "option 'custom_op_library': 'text.so' could not be registered: text.so: file too short"
+    assert refusal(savedmodels / "iris", **options).message == expected
 
 
 def test_a_tensor_that_the_model_does_not_have_cannot_be_bound(iris: TensorflowBackend) -> None:

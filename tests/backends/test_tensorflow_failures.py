@@ -177,3 +177,12 @@ def test_a_lost_device_is_recognized_only_on_a_gpu() -> None:
 def test_a_failed_load_is_invalid_and_does_not_reveal_the_folder() -> None:
     assert load_error(OSError(f"Cannot read {MODEL}"), MODEL).message == "Cannot read the model's folder"
     assert load_error(OSError("no"), MODEL).code is Code.INVALID
+
+
+def test_an_unknown_operation_is_reported_with_the_key_for_its_library() -> None:
+    text = "Op type not registered 'WordpieceTokenize' in binary running on host. Make sure the Op and Kernel are ..."
+
+    assert load_error(OpError(text, 5), MODEL).message == (
+        "Op type not registered 'WordpieceTokenize'; if it is a custom operator, "
+        "set runtime.custom_op_libraries in penstock.toml to the library that defines it"
+    )

@@ -291,6 +291,7 @@ class TestFailedBatch:
         run(model, backend, request)
 
         text = f"model 'm': output 'sum' has {rows} rows for a batch of 2"
+        text += "; set max_batch_size to 0 if its first axis is not the batch"
         assert error_of(request) == (Code.INTERNAL, text)
 
     def test_an_output_without_rows_is_an_internal_error_of_each_request(

@@ -29,12 +29,12 @@ def y(*shape: int) -> TensorSpec:
 
 def rows_of(
     function: Function, inputs: tuple[TensorSpec, ...] = (x(-1, 4),), outputs: tuple[TensorSpec, ...] = (y(-1, 4),),
-    **said: Any,
+    shared_scale: str = "", **said: Any,
 ) -> int:  # fmt: skip
     """Open a model with only this configuration. Returns: its maximum batch size."""
     policy = BatchPolicy(executor="thread", **said)
     spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=policy)
-    model = _opened(spec, FakeBackend(Signature(inputs, outputs), function))
+    model = _opened(spec, FakeBackend(Signature(inputs, outputs), function, shared_scale=shared_scale))
     close_model(model)
     return model.spec.policy.max_batch_rows or 0
 
@@ -86,6 +86,38 @@ def test_a_model_that_runs_on_one_row_but_not_on_two_is_unbatched() -> None:
         return inputs
 
     assert rows_of(function) == 0
+
+
+def test_a_model_that_runs_on_fewer_rows_but_not_on_a_few_is_unbatched() -> None:
+    def not_even(inputs: list[Any]) -> list[Any]:
+        if len(inputs[0]) == 4:
+            raise InferError(Code.INTERNAL, "cannot broadcast 4 to 2")
+        return inputs
+
+    def in_pairs(inputs: list[Any]) -> list[Any]:
+        pairs = inputs[0].reshape(-1, 2, 4)
+        return [(pairs - pairs.mean(axis=1, keepdims=True)).reshape(-1, 4)]
+
+    def limited(inputs: list[Any]) -> list[Any]:
+        if len(inputs[0]) > 16:
+            raise InferError(Code.INTERNAL, "not supported")
+        return inputs
+
+    assert rows_of(not_even) == 0
+    assert rows_of(_failing(in_pairs)) == 0
+    assert rows_of(limited) == 64
+
+
+def _failing(function: Function) -> Function:
+    """Make a function whose failures are those of a runtime."""
+
+    def run(inputs: list[Any]) -> list[Any]:
+        try:
+            return function(inputs)
+        except ValueError as error:
+            raise InferError(Code.INTERNAL, str(error)) from error
+
+    return run
 
 
 def test_errors_caused_by_zeros_or_a_lack_of_memory_do_not_make_a_model_unbatched() -> None:
@@ -214,7 +246,28 @@ def test_no_length_that_would_make_rows_with_several_free_axes_huge_is_tried(fre
         raise InferError(Code.INTERNAL, "not of these")
 
     assert mixed(change, (-1,) * (free + 1)) == 64
-    assert seen == {(length,) * free for length in (1, 4, 64)}
+    assert seen == {(length,) * free for length in (1, 2, 3, 4, 8, 16, 64)}
+
+
+def test_a_row_mixing_model_whose_free_axis_must_fit_the_model_is_unbatched() -> None:
+    def change(rows: Any) -> Any:
+        if rows.shape[1] != 3:
+            raise InferError(Code.INTERNAL, "non concat axis dimensions must match")
+        return rows - rows.mean(axis=0)
+
+    assert mixed(change, (-1, -1)) == 0
+
+
+def test_a_row_mixing_decoder_whose_mask_is_as_long_as_past_and_present_is_unbatched() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        tokens, mask, past = inputs
+        if mask.shape[1] != tokens.shape[1] + past.shape[1]:
+            raise InferError(Code.INTERNAL, "dimensions must match")
+        return [past - past.mean(axis=0)]
+
+    mask = TensorSpec("mask", "INT64", (-1, -1), axes=("batch", "past_length + length"))
+    past = TensorSpec("past", "FP32", (-1, -1), axes=("batch", "past_length"))
+    assert rows_of(function, (TensorSpec("x", "INT64", (-1, -1)), mask, past), (y(-1, -1),)) == 0
 
 
 def test_a_row_mixing_model_that_rejects_zero_integers_is_unbatched() -> None:
@@ -251,13 +304,48 @@ def test_a_model_with_string_inputs_is_probed_for_row_mixing() -> None:
     assert texts(numbers, y(-1)) == 0
 
 
+def test_a_model_in_which_one_column_depends_on_the_other_rows_is_unbatched() -> None:
+    def change(rows: Any) -> Any:
+        made = rows.copy()
+        made[:, 0] -= rows[:, 0].mean()
+        return made
+
+    assert mixed(change) == 0
+    assert mixed(change, (-1, 1000)) == 0
+
+
+def test_a_model_that_other_rows_change_slightly_is_unbatched() -> None:
+    assert mixed(lambda rows: rows - 0.001 * rows.mean(axis=0)) == 0
+
+
+def test_a_model_that_branches_on_a_sum_of_all_rows_is_unbatched() -> None:
+    assert mixed(lambda rows: rows if rows.sum() > 0 else -rows) == 0
+    assert mixed(lambda rows: rows if rows.sum() < 0 else -rows) == 0
+
+
+def test_a_model_that_divides_by_the_largest_of_all_numbers_is_unbatched() -> None:
+    assert mixed(lambda rows: rows / np.abs(rows).max()) == 0
+
+
+def test_a_model_of_unknown_texts_is_batched_only_if_their_contents_cannot_determine_an_axis() -> None:
+    def parse(_: list[bytes]) -> list[Any]:
+        raise InferError(Code.INVALID, "Could not parse example input")
+
+    assert texts(parse, TensorSpec("y", "BYTES", (-1, -1))) == 0
+    assert texts(parse, y(-1, 4)) == 64
+
+
 def test_a_dynamically_quantized_model_is_batched_despite_its_shared_scale() -> None:
-    assert mixed(lambda rows: np.rint(rows * 127 / np.abs(rows).max())) == 64
+    def function(inputs: list[Any]) -> list[Any]:
+        return [np.rint(inputs[0] * 127 / np.abs(inputs[0]).max())]
+
+    assert rows_of(function, shared_scale="DynamicQuantizeLinear") == 64
 
 
 def test_a_model_that_draws_random_numbers_is_batched() -> None:
     rng = np.random.default_rng(1)
     assert mixed(lambda rows: rng.standard_normal(rows.shape)) == 64
+    assert mixed(lambda rows: rows * (rng.random(rows.shape) > 0.1), (-1, 1000)) == 64
 
 
 def test_a_model_with_a_small_batch_dependent_difference_in_one_column_is_batched() -> None:
@@ -276,13 +364,19 @@ def test_a_model_with_an_output_row_for_each_time_step_is_unbatched() -> None:
     assert rows_of(function, (x(-1, -1, 4),)) == 0
 
 
-def test_a_model_that_fails_on_random_values_is_batched() -> None:
+def test_a_model_that_fails_on_random_values_is_batched_and_the_log_says_what_is_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def function(inputs: list[Any]) -> list[Any]:
         if inputs[0].any():
             raise InferError(Code.INTERNAL, "indices element out of data bounds")
         return inputs
 
-    assert rows_of(function) == 64
+    with caplog.at_level(logging.INFO, "penstock.batching"):
+        assert rows_of(function) == 64
+
+    text = "model m: whether its rows affect each other is unknown: no random rows could be run"
+    assert f"{text}: indices element out of data bounds" in caplog.messages
 
 
 def test_a_model_with_a_batch_size_of_two_is_probed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,35 @@ class TestLoadThreads:
             assert index(live) == {f"m{number}": "READY" for number in range(6)}
 
         assert (slow.loads, slow.most) == (6, 3)
+
+    def test_more_models_than_cpus_load_in_parallel_and_large_requests_do_not_wait_for_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "cpu_count", lambda: 1)
+        entered, finish = threading.Semaphore(0), threading.Event()
+
+        def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
+            if path.parts[-3] != "served":
+                entered.release()
+                finish.wait(PATIENCE_S)
+            return load_onnx(path, device, options)
+
+        names = [f"m{number}" for number in range(8)]
+        for name in (*names, "served"):
+            models.write_identity(tmp_path, name, "max_batch_size: 4")
+        settings: dict[str, Any] = {"model_load_thread_count": len(names), "load_model": ("served",), **EXPLICIT}
+        with (
+            live_server(tmp_path, loaders={"onnxruntime": load}, **settings) as live,
+            ThreadPoolExecutor(len(names)) as threads,
+        ):
+            urls = [f"{live.url}/v2/repository/models/{name}/load" for name in names]
+            loads = [threads.submit(httpx.post, url, timeout=2 * PATIENCE_S) for url in urls]
+            assert all(entered.acquire(timeout=PATIENCE_S / 2) for _ in names)
+            x = {"name": "x", "datatype": "FP32", "shape": [1, 1 << 17], "data": [1.5] * (1 << 17)}
+            answer = httpx.post(f"{live.url}/v2/models/served/infer", json={"inputs": [x]}, timeout=PATIENCE_S / 2)
+            finish.set()
+
+            assert [answer.status_code, *(each.result().status_code for each in loads)] == [200] * 9
 
     @pytest.mark.parametrize(("retries", "loads"), [(0, 1), (1, 2), (2, 3), (5, 3)])
     def test_a_failed_load_is_retried_the_configured_number_of_times(

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -219,35 +217,16 @@ def test_connections_are_refused_after_the_listener_stops_accepting(
     run(main)
 
 
-def test_running_out_of_file_descriptors_is_logged_once_each_time_it_begins(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(_: int) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
+def test_connections_that_arrive_together_are_accepted_together() -> None:
     async def main() -> None:
         async with listening(Gate()) as listener:
-            for full in (False, True, True, False, True):
-                with monkeypatch.context() as patched:
-                    if full:
-                        patched.setattr(os, "dup", refuse)
-                    listener._check_descriptors()
-            assert sum(listener.tally.totals.values()) == 3
+            clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(50)]
+            await turns()
+            assert listener.connections == 50
+            for client in clients:
+                client.close()
 
     run(main)
-    assert caplog.messages == ["test: connections cannot be accepted: Too many open files"] * 2
-
-
-def test_a_closing_port_is_not_reported_as_out_of_file_descriptors(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with listening(Gate()) as listener:
-            closing = asyncio.ensure_future(listener.stop_accepting())
-            while not closing.done():
-                await asyncio.sleep(0)
-                listener._check_descriptors()  # as the timer does, in any turn of the loop
-
-    run(main)
-    assert caplog.messages == []
 
 
 def test_drain_waits_for_requests_in_progress() -> None:

@@ -208,3 +208,15 @@ def test_connections_that_are_not_accepted_are_counted_by_reason(error: OSError 
         assert tally.totals == {line: 1}
 
     run(main)
+
+
+def test_running_out_of_file_descriptors_is_logged_once_each_time_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        tally, full = Tally("http"), OSError(errno.EMFILE, "Too many open files")
+        accepting = Acceptor(asyncio.Protocol, lambda _sock: True, lambda _count: None, tally)
+        for error in (full, full, None, full):
+            accepting._accept(Listening(error))  # type: ignore[arg-type]
+        assert sum(tally.totals.values()) == 3
+
+    run(main)
+    assert caplog.messages == ["connections cannot be accepted: Too many open files"] * 2

@@ -22,7 +22,6 @@ HINTS = {
     "optimization.eager_batching": "a batch is gathered when an instance takes it",
 }
 
-_NO_LIBRARIES = {TENSORFLOW: "it is supported for ONNX models only", PYTHON: "the model's own code may load libraries"}
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
 """A model's weight in its device's turns: its share of time relative to a default model that is as busy."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
@@ -125,10 +124,9 @@ def _read_priority(context: ParseContext) -> None:
 
 def _read_libraries(context: ParseContext) -> None:
     """Read the libraries of custom operators. They are located later, for each version (libraries.py)."""
-    backend, names = context.values.get("model.backend", ""), context.config.model_operations.op_library_filename
-    if names and backend in _NO_LIBRARIES:
-        kind = {TENSORFLOW: "TensorFlow", PYTHON: "Python"}[backend]
-        text = f"field 'model_operations' is not supported for {kind} models: {_NO_LIBRARIES[backend]}"
+    names = context.config.model_operations.op_library_filename
+    if names and context.values.get("model.backend") == PYTHON:
+        text = "field 'model_operations' is not supported for Python models: the model's own code may load libraries"
         context.add_mistake("model_operations", text)
     elif names:
         context.set_value(LIBRARIES, tuple(names), "model_operations.op_library_filename")

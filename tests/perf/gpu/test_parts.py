@@ -109,6 +109,22 @@ def test_a_part_without_time_left_is_not_started(tmp_path: Path) -> None:
     assert (row.held, row.note) == (False, "no time was left for it")
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cuda:0", ["machine"]), ("cpu", ["machine", "offline"])])
+def test_a_gpu_that_does_not_work_ends_the_check(
+    device: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_process(name: str, context: CheckContext) -> Iterator[Row]:
+        yield Row(name, "CUDA runtime", "none", held=False)
+
+    monkeypatch.setattr(parts, "in_process", in_process)
+    seen: list[Row] = []
+
+    rows = parts.run_all(PARTS[:2], CheckContext(device, tmp_path, end_s=1.0), seen.append, 0.0)
+
+    assert [row.part for row in rows] == expected
+    assert seen == rows
+
+
 def test_a_context_passes_to_another_process_with_the_earlier_rows(tmp_path: Path) -> None:
     sent = context(tmp_path)
     (tmp_path / parts.ROWS).write_text(f"{_FOUND.line()}\nnoise\n", "utf-8")

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import sys
 import textwrap
+import urllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,6 +332,19 @@ class TestInstances:
         assert sys.path[-1] == str(tmp_path)
         module.close()
         folder.close()
+
+    def test_submodules_of_a_standard_package_can_be_used_when_only_the_package_is_imported(
+        self, write: Write, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("request", "error"):
+            monkeypatch.delitem(sys.modules, f"urllib.{name}", raising=False)
+            monkeypatch.delattr(urllib, name, raising=False)
+        module = HookModule(write("import urllib\ndef pre_inference(sample, metadata): return getattr(urllib, sample)"))
+
+        assert _pre(module)("request").__name__ == "urllib.request"
+        with pytest.raises(AttributeError, match="module 'urllib' has no attribute 'reqest'"):
+            _pre(module)("reqest")
+        module.close()
 
     def test_a_hook_file_name_need_not_be_an_identifier(self, tmp_path: Path) -> None:
         path = tmp_path / "my-hooks.v2.py"

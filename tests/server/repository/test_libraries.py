@@ -82,12 +82,11 @@ def test_a_value_that_is_not_a_list_of_paths_is_rejected(tmp_path: Path, value: 
 @pytest.mark.parametrize(
     ("config", "wrong"),
     [
-        ('platform: "tensorflow_savedmodel"', "field 'model_operations' is not supported for TensorFlow models: "),
         ('backend: "python"', "field 'model_operations' is not supported for Python models: "),
         ('platform: "ensemble" ensemble_scheduling { }', "model_operations should not be specified for ensemble 'm'"),
     ],
 )
-def test_op_library_filename_is_rejected_for_models_that_are_not_onnx(tmp_path: Path, config: str, wrong: str) -> None:
+def test_op_library_filename_is_rejected_for_other_models(tmp_path: Path, config: str, wrong: str) -> None:
     make(tmp_path, "m/1/x", "m/a.so", m=f'{config}\nmodel_operations {{ op_library_filename: "a.so" }}')
     entry = read(tmp_path)
 
@@ -95,18 +94,22 @@ def test_op_library_filename_is_rejected_for_models_that_are_not_onnx(tmp_path: 
     assert entry.specs == ()
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ('backend = "tensorflow"', "runtime.custom_op_libraries does not apply to a TensorFlow model: it is for ONNX"),
-        ('backend = "python"', "runtime.custom_op_libraries does not apply to a Python model: it does not run"),
-    ],
-)
-def test_custom_op_libraries_is_rejected_for_models_that_are_not_onnx(tmp_path: Path, table: str, message: str) -> None:
+def test_custom_op_libraries_is_rejected_for_a_python_model(tmp_path: Path) -> None:
     make(tmp_path, "m/1/x", "m/a.so")
-    native(tmp_path, "m", f'[model]\n{table}\n[runtime]\ncustom_op_libraries = ["a.so"]\n')
+    native(tmp_path, "m", '[model]\nbackend = "python"\n[runtime]\ncustom_op_libraries = ["a.so"]\n')
+    message = "runtime.custom_op_libraries does not apply to a Python model: it does not run"
 
     assert any(line == 4 and text.startswith(message) for _, line, text in mistakes(read(tmp_path)))
+
+
+@pytest.mark.parametrize("by_triton", [True, False])
+def test_a_tensorflow_model_may_name_libraries(tmp_path: Path, by_triton: bool) -> None:
+    config = 'model_operations { op_library_filename: "a.so" }' if by_triton else ""
+    make(tmp_path, "m/1/model.savedmodel/saved_model.pb", "m/a.so", m=f'platform: "tensorflow_savedmodel"\n{config}')
+    if not by_triton:
+        native(tmp_path, "m", '[runtime]\ncustom_op_libraries = ["a.so"]\n')
+
+    assert places(read(tmp_path)) == [[f"{tmp_path}/m/a.so"]]
 
 
 class TestRequests:

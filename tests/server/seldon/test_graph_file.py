@@ -126,6 +126,32 @@ def test_a_manifest_sets_limits_in_milliseconds(tmp_path: Path) -> None:
     assert (predictor.rest_limit_s, predictor.grpc_limit_s) == (1.5, 0.02)
 
 
+OTHERS = "---\napiVersion: v1\nkind: Secret\n---\n"
+
+
+@pytest.mark.parametrize(("before", "after"), [("---\n", "---\n"), (OTHERS, ""), ("", OTHERS)])
+def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before: str, after: str) -> None:
+    deployment = made(tmp_path, before + MANIFEST + after, ["bandit/Bandit", "forest/Forest"])
+
+    assert told(deployment) == []
+    assert [node.name for node in deployment.nodes] == ["router", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            MANIFEST + OTHERS + MANIFEST,
+            f":{MANIFEST.count(chr(10)) + 5}: expected one manifest of kind SeldonDeployment, found 2",
+        ),
+        (OTHERS + "graph: {name: m}\n", ": expected one manifest of kind SeldonDeployment, found 0"),
+    ],
+)
+def test_a_file_with_several_documents_must_have_one_deployment(tmp_path: Path, text: str, wanted: str) -> None:
+    (line,) = told(made(tmp_path, text, ["m/Model"]))
+    assert line.endswith(wanted)
+
+
 def test_an_annotation_sets_the_folder_and_class_of_a_node(tmp_path: Path) -> None:
     text = MANIFEST.replace("{version: v7}", "{penstock.io/a: 'other:pkg.Tree', penstock.io/b: Plain}")
     (tmp_path / "other").mkdir()

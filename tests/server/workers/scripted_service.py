@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,10 @@ class Doing:
 
     def place(self, rest: str) -> str:
         return f"{Path.cwd()} {sys.path[0]} {os.environ.get('MARK', '')} {sys.executable}"
+
+    def submodule(self, rest: str) -> str:
+        """Use a submodule of which only the package is imported."""
+        return str(getattr(urllib, rest).__name__)
 
     def promise(self, rest: str) -> None:
         """Register an exit handler that makes a file."""

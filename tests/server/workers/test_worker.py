@@ -73,6 +73,17 @@ def test_a_worker_runs_with_its_folder_path_and_environment(tmp_path: Path) -> N
     assert scene(work()).decode() == f"{tmp_path} {HERE} here {sys.executable}"
 
 
+def test_submodules_of_a_standard_package_can_be_used_when_only_the_package_is_imported() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        assert (await worker.call(CALL, b"submodule request"))[0] == b"urllib.request"
+        with pytest.raises(InferError, match="AttributeError: module 'urllib' has no attribute 'reqest'"):
+            await worker.call(CALL, b"submodule reqest")
+        await ended(worker)
+
+    scene(work())
+
+
 def test_a_worker_starts_with_pythonsafepath_and_pythonpath_of_the_server() -> None:
     async def work() -> None:
         worker = Worker(order(path=(), environment={"PYTHONSAFEPATH": "1", "PYTHONPATH": HERE}))
