@@ -87,7 +87,7 @@ def _examine(model: Model, binding: Binding, shares_scale: bool) -> str:
             failure = error
             if time.monotonic_ns() > end_ns:
                 break
-    reason = _content_length(model)
+    reason = _content_length(model) or _find_rejection(model, binding)
     if not reason:
         _log_unknown(model, f"no random rows could be run: {failure}")
     return reason
@@ -103,6 +103,22 @@ def _content_length(model: Model) -> str:
     outputs = [model.signature.outputs[position] for position in model.all_outputs]
     name = next((each.name for each in outputs if any(dim < 0 for dim in each.shape[1:])), "")
     return name and f"the length of output '{name}' may depend on the other rows in its batch"
+
+
+def _find_rejection(model: Model, binding: Binding) -> str:
+    """Say why a single row does not run if nothing but the number of rows can be the reason.
+
+    Used if random rows do not run either. Lengths, integers and texts may be at fault themselves.
+    """
+    inputs = model.signature.inputs
+    if any(-1 in spec.shape[1:] or spec.type.dtype.kind not in "fb" for spec in inputs):
+        return ""
+    try:
+        _run(model, binding, [np.zeros((1, *spec.shape[1:]), spec.type.dtype) for spec in inputs])
+    except InferError as error:
+        if type(error) is InferError:  # excludes passing failures such as lack of memory
+            return f"a run of one row fails: {str(error).splitlines()[0]:.200}"
+    return ""
 
 
 def _log_unknown(model: Model, reason: str) -> None:

@@ -256,8 +256,14 @@ class Transitions:
         return task
 
     async def run_to_completion(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` to the end, even if the caller is cancelled."""
-        return await asyncio.shield(self.start_task(coroutine))
+        """Run `coroutine` to the end, even if the caller is cancelled. Raises: InferError (NOT_READY) if stopped."""
+        task = self.start_task(coroutine)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise InferError(Code.NOT_READY, "Server is stopping") from None
+            raise
 
     async def stop(self) -> None:
         """Cancel what is in progress, and remove the files that requests sent."""

@@ -36,8 +36,8 @@ def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     before = (list(sys.meta_path), list(sys.path))
     yield
     files = {name: str(getattr(module, "__file__", None)) for name, module in list(sys.modules.items())}
-    left = [name for name, file in files.items() if "@" in name or file.startswith(str(tmp_path))]
-    assert (left, sys.meta_path, sys.path) == ([], *before)
+    remaining = [name for name, file in files.items() if "@" in name or file.startswith(str(tmp_path))]
+    assert (remaining, sys.meta_path, sys.path) == ([], *before)
 
 
 def _pre(module: HookModule, signature: Any = "S", metadata: Any = "M") -> Callable[[Any], Any]:
@@ -631,9 +631,11 @@ class TestPickles:
 
     @pytest.fixture
     def dill(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-        made = SimpleNamespace(load=lambda file: {"functions": self._functions(), "list": []}[file.read().decode()])
-        monkeypatch.setitem(sys.modules, "dill", made)
-        return made
+        fake_dill = SimpleNamespace(
+            load=lambda file: {"functions": self._functions(), "list": []}[file.read().decode()]
+        )
+        monkeypatch.setitem(sys.modules, "dill", fake_dill)
+        return fake_dill
 
     @staticmethod
     def _functions() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import TensorProto
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
@@ -36,9 +37,9 @@ def ask(live: Live, model: str, shape: list[int], data: list[float]) -> tuple[in
     tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
     connection.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}))
     answer = connection.getresponse()
-    said = json.loads(answer.read())
+    document = json.loads(answer.read())
     connection.close()
-    return answer.status, said["error"] if "error" in said else said["outputs"][0]["data"]
+    return answer.status, document["error"] if "error" in document else document["outputs"][0]["data"]
 
 
 @pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="looks at what the engine's process leaves")
@@ -54,6 +55,20 @@ def test_a_request_that_crashes_the_models_process_fails_and_others_are_served(t
         assert (status, why) == (503, "model 'fragile' ended: signal 6 (SIGABRT)")
         assert ask(live, "other", [1, 4], [1.0, 2.0, 3.0, 4.0])[0] == 200
         assert ask(live, "fragile", [2, 1], [5.0, 5.0]) == (200, [5.0])
+
+
+def test_an_isolated_models_shared_scale_is_known(tmp_path: Path) -> None:
+    outputs = ["y", "scale", "zero"]
+    path = save(
+        tmp_path / "model.onnx", [node("DynamicQuantizeLinear", ["x"], outputs)], [value("x", FLOAT, ["N", 3])],
+        [value("y", TensorProto.UINT8, ["N", 3])],
+    )  # fmt: skip
+
+    backend: Any = with_isolated(LOADERS, own_python)["onnxruntime"](path, "cpu", {"isolated": "1"})
+    try:
+        assert backend.shared_scale == "DynamicQuantizeLinear"
+    finally:
+        backend.close()
 
 
 def test_an_isolated_model_on_a_gpu_is_rejected(tmp_path: Path) -> None:
