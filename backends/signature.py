@@ -9,7 +9,7 @@ from .datatypes import DATATYPES, Datatype
 
 ZIPMAP = (
     "a ZipMap: to export a tensor in its place, pass options={'zipmap': False} to skl2onnx, or "
-    "zipmap=False to onnxmltools' convert_lightgbm"
+    "zipmap=False to onnxmltools' convert_lightgbm; for CatBoost see docs/repository.md"
 )
 
 
