@@ -202,6 +202,14 @@ def is_stateful(backend: Backend) -> bool:
     return bool(getattr(backend, "stateful", False))
 
 
+def compiles_each_size(backend: Backend) -> bool:
+    """Whether a model is compiled anew, which takes long, for each number of rows with which it runs.
+
+    Such a Backend has `compiles_each_size`.
+    """
+    return bool(getattr(backend, "compiles_each_size", False))
+
+
 def on_loss(backend: Backend, callback: Callable[[], None]) -> None:
     """Have a Backend that can be lost while nothing runs report that, once, on its own thread.
 

@@ -8,6 +8,7 @@ without checking the shapes that its placeholders declare.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ _SINGLE_THREADED = "SINGLE_THREADED_EXECUTOR"
 iris, 12 instead of 54 for a network of two layers, 22 instead of 120 for a small convolution; an operation still uses
 all its threads. It supports neither references (variables of TensorFlow 1) nor more than one device."""
 _UNSUPPORTED_BY_SINGLE_THREADED = "Single-threaded executor does not"
+_MUST_COMPILE, _COMPILED_BY_JAX = "_XlaMustCompile", "XlaCallModule"
 _GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _TRUE = {"1", "true", "on", "yes"}
 _FALSE = {"0", "false", "off", "no"}
@@ -128,6 +130,7 @@ class TensorflowBackend:
             self._session.close()
             raise
         signatures = _as_json(meta_graph)
+        self.compiles_each_size = _has_compiled_functions(meta_graph.graph_def)
         self.runtime_metadata: Mapping[str, Any] = {"signature_def": signatures, "signature_key": self.serving.key}
         self.graph: Signature = self.serving.graph
         self.node_inputs: Sequence[Node] = self.serving.inputs
@@ -268,6 +271,15 @@ def _initialize_unread_variables(graph: Any, session: Any) -> None:
         for (unread, saved, dtype), is_initialized, is_saved in zip(pairs, states[::2], states[1::2], strict=True)
         if is_saved and not is_initialized
     ])  # fmt: skip
+
+
+def _has_compiled_functions(graph_def: Any) -> bool:
+    """Whether XLA compiles a part of the graph: functions of `jit_compile=True`, or what JAX has exported."""
+    functions = graph_def.library.function
+    nodes = itertools.chain(graph_def.node, *(function.node_def for function in functions))
+    return any(_MUST_COMPILE in each.attr and each.attr[_MUST_COMPILE].b for each in functions) or any(
+        node.op == _COMPILED_BY_JAX for node in nodes
+    )
 
 
 def _as_json(meta_graph: Any) -> dict[str, Any]:

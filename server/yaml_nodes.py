@@ -7,7 +7,8 @@ They differ from PyYAML's: `1e-3` is a number, `12:30` and `2019-01-02` are text
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +67,29 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 def parse(text: str) -> YamlNode:
     """Parse one document; an empty text is null. Raises: YamlError."""
+    with _open(text) as loader:
+        root = loader.get_single_node()
+        return _NodeConverter().convert(root) if root is not None else YamlNode(None, 1)
+
+
+def parse_all(text: str) -> list[YamlNode]:
+    """Parse any number of documents. Raises: YamlError."""
+    with _open(text) as loader:
+        converter, documents = _NodeConverter(), []
+        while loader.check_node():
+            documents.append(converter.convert(loader.get_node()))
+        return documents
+
+
+@contextmanager
+def _open(text: str) -> Iterator[_Loader]:
+    """Open a loader. Raises: YamlError, for PyYAML's errors in the body."""
     try:
         loader = _Loader(text)
         try:
-            root = loader.get_single_node()
+            yield loader
         finally:
             loader.dispose()
-        return _NodeConverter().convert(root) if root is not None else YamlNode(None, 1)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 0

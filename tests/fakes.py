@@ -31,7 +31,7 @@ class FakeRun:
 
     rows: int
     inputs: list[Array | None]
-    wanted: tuple[int, ...]
+    positions: tuple[int, ...]
 
 
 @dataclass
@@ -51,6 +51,7 @@ class FakeBackend:
     closed: bool = False
     stateful: bool = False
     shared_scale: str = ""
+    compiles_each_size: bool = False
 
     def __post_init__(self) -> None:
         self.node_inputs: Sequence[Any] = self.graph.inputs

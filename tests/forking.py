@@ -50,11 +50,11 @@ _NUMBER = struct.Struct("<i")
 class Forked:
     """One command, with the part of subprocess.Popen that is used. `stdout` and `stderr`: pipes, if requested."""
 
-    def __init__(self, said: socket.socket, args: Sequence[str], pipes: Sequence[IO[Any] | None]) -> None:
+    def __init__(self, connection: socket.socket, args: Sequence[str], pipes: Sequence[IO[Any] | None]) -> None:
         self.args = args
         self.returncode: int | None = None
         self.stdout, self.stderr = pipes
-        self._said = said
+        self._connection = connection
         self.pid = self._number()
 
     def __enter__(self) -> Self:
@@ -67,14 +67,14 @@ class Forked:
         self.wait()
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._said], [], [], 0)[0]:
+        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
             self._end()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for it to end. Returns: the exit status, below 0 for a signal. Raises: subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._said], [], [], timeout)[0]:
+            if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
             self._end()
         assert self.returncode is not None
@@ -92,10 +92,10 @@ class Forked:
 
     def _end(self) -> None:
         self.returncode = self._number()
-        self._said.close()
+        self._connection.close()
 
     def _number(self) -> int:
-        found: int = _NUMBER.unpack(self._said.recv(_NUMBER.size))[0]
+        found: int = _NUMBER.unpack(self._connection.recv(_NUMBER.size))[0]
         return found
 
 
@@ -150,11 +150,11 @@ class Forker:
                 status = child.wait(timeout)
             finally:
                 child.kill()
-            said = []
+            outputs = []
             for file in (out, aside):
                 file.seek(0)
-                said.append(file.read().decode() if text else file.read())
-        return subprocess.CompletedProcess(list(words), status, *said)
+                outputs.append(file.read().decode() if text else file.read())
+        return subprocess.CompletedProcess(list(words), status, *outputs)
 
     def close(self) -> None:
         self._sock.close()
@@ -174,16 +174,16 @@ def one_forker(*more: str, asking: threading.Lock = threading.Lock()) -> Forker:
         return the_forker(*more)
 
 
-def _output(asked: IO[bytes] | int | None, usual: int, ours: contextlib.ExitStack) -> tuple[int, int | None]:
+def _output(target: IO[bytes] | int | None, usual: int, ours: contextlib.ExitStack) -> tuple[int, int | None]:
     """Give the descriptor that a command writes to, and the one that its pipe is read from, if it has one.
 
     asked: a file, PIPE, DEVNULL, or None for this process's own, which `usual` is. ours: closes what was opened here.
     """
-    if asked is None:
+    if target is None:
         return usual, None
-    if not isinstance(asked, int):
-        return asked.fileno(), None
-    read, write = os.pipe() if asked == subprocess.PIPE else (None, os.open(os.devnull, os.O_WRONLY))
+    if not isinstance(target, int):
+        return target.fileno(), None
+    read, write = os.pipe() if target == subprocess.PIPE else (None, os.open(os.devnull, os.O_WRONLY))
     ours.callback(os.close, write)
     return write, read
 
@@ -198,8 +198,8 @@ def main(sock: socket.socket, *more: str) -> int:
 
         import_tensorflow()
         importlib.import_module("penstock.backends.tensorflow")
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [entry for entry in sys.path if entry not in given]  # each command brings its own
+    own_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [entry for entry in sys.path if entry not in own_paths]  # each command brings its own
     brought = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()
@@ -210,22 +210,22 @@ def main(sock: socket.socket, *more: str) -> int:
             return 0
         if os.fork() == 0:
             sock.close()
-            said = json.loads(order)
-            said["environment"] = brought | said["environment"]  # an import sets variables that are not given
-            return _waited_for(said, *descriptors)
+            command = json.loads(order)
+            command["environment"] = brought | command["environment"]  # an import sets variables that are not given
+            return _waited_for(command, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _waited_for(order: dict[str, Any], out: int, aside: int, told: int, *passed: int) -> int:
+def _waited_for(order: dict[str, Any], out: int, aside: int, report_fd: int, *passed: int) -> int:
     """Fork once more: one process becomes the command and reports its pid; the other reports how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    said = socket.socket(fileno=told)
+    report = socket.socket(fileno=report_fd)
     child = os.fork()
     if child == 0:
         os.setsid()
-        said.send(_NUMBER.pack(os.getpid()))
-        said.close()
+        report.send(_NUMBER.pack(os.getpid()))
+        report.close()
         return _run(order, out, aside, passed)
     for descriptor in (out, aside, *passed):
         os.close(descriptor)
@@ -235,7 +235,7 @@ def _waited_for(order: dict[str, Any], out: int, aside: int, told: int, *passed:
             os.killpg(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     try:
-        said.send(_NUMBER.pack(status))
+        report.send(_NUMBER.pack(status))
     finally:
         os._exit(0)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 def certificate(folder: Path, name: str = "server") -> tuple[str, str]:
     """Make a self-signed certificate for 127.0.0.1, and its key."""
-    key, made = folder / f"{name}.key", folder / f"{name}.pem"
+    key, file = folder / f"{name}.key", folder / f"{name}.pem"
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-            "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made,
+            "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", file,
         ],
         check=True, capture_output=True,
     )  # fmt: skip
-    return str(made), str(key)
+    return str(file), str(key)

@@ -30,7 +30,7 @@ Serving = Callable[[Mapping[str, Any]], "AbstractContextManager[int | Mapping[st
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordedRequest:
     """One request.
 
     A name in braces in path or body is replaced by what an earlier `keep` has stored. keep: name -> a pattern whose
@@ -67,31 +67,31 @@ class Group:
 
     name: str
     server: dict[str, Any]
-    asked: Sequence[Asked]
+    requests: Sequence[RecordedRequest]
 
 
-def get(name: str, path: str, method: str = "GET", **said: Any) -> Asked:
+def get(name: str, path: str, method: str = "GET", **options: Any) -> RecordedRequest:
     """Make a GET request."""
-    return Asked(name, path, method=method, **said)
+    return RecordedRequest(name, path, method=method, **options)
 
 
-def post(name: str, path: str, value: Any = None, kind: str = JSON, **said: Any) -> Asked:
+def post(name: str, path: str, value: Any = None, kind: str = JSON, **options: Any) -> RecordedRequest:
     """Make a POST request of a value as JSON, or of bytes (and text) as they are.
 
     `kind`: the content type, none if empty.
     """
     body = value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else _dumped(value)
-    headers = {**({"Content-Type": kind} if kind and value is not None else {}), **said.pop("headers", {})}
-    return Asked(name, path, body, headers=headers, **said)
+    headers = {**({"Content-Type": kind} if kind and value is not None else {}), **options.pop("headers", {})}
+    return RecordedRequest(name, path, body, headers=headers, **options)
 
 
 def multipart(*parts: Any) -> bytes:
     """Build a multipart form: (name, content), or with a file name, or with a file name and a content type."""
     lines = []
     for name, content, *more in parts:
-        said = f'; filename="{more[0]}"' if more and more[0] is not None else ""
+        filename = f'; filename="{more[0]}"' if more and more[0] is not None else ""
         kind = f"\r\nContent-Type: {more[1]}" if len(more) > 1 else ""
-        head = f'--edge\r\nContent-Disposition: form-data; name="{name}"{said}{kind}\r\n\r\n'
+        head = f'--edge\r\nContent-Disposition: form-data; name="{name}"{filename}{kind}\r\n\r\n'
         lines.append(head.encode() + (content if isinstance(content, bytes) else content.encode()) + b"\r\n")
     return b"".join([*lines, b"--edge--\r\n"])
 
@@ -108,9 +108,9 @@ def text_of(content: bytes, name: str) -> dict[str, str]:
         return {name + "64": base64.b64encode(content).decode()}
 
 
-def bytes_of(said: Mapping[str, Any], name: str) -> bytes:
+def bytes_of(case: Mapping[str, Any], name: str) -> bytes:
     """Decode what `text_of` has written."""
-    return base64.b64decode(said[name + "64"]) if name + "64" in said else str(said.get(name, "")).encode()
+    return base64.b64decode(case[name + "64"]) if name + "64" in case else str(case.get(name, "")).encode()
 
 
 def free_port() -> int:
@@ -167,25 +167,25 @@ class Original:
 
         An original that stops answering is restarted for the rest.
         """
-        names = [asked.name for asked in group.asked]
+        names = [request.name for request in group.requests]
         if len(set(names)) != len(names):
             raise RuntimeError(f"{group.name}: {sorted({name for name in names if names.count(name) > 1})}")
         lines: list[str] = []
         while len(lines) < len(names):
             with serving(group.server) as port:
                 player = Player(self, port)
-                for asked in group.asked[len(lines) :]:
-                    case = asked.written()
+                for request in group.requests[len(lines) :]:
+                    case = request.written()
                     case["answer"] = player.play(case)
                     if case["answer"].get("headers") == self.usual:
                         del case["answer"]["headers"]
                     lines.append(json.dumps(case))
                     if "hangs" in case["answer"]:
                         break
-        said = json.dumps({"server": group.server})[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
-        (self.cases / f"{group.name}.json").write_text(said, "utf-8")
+        text = json.dumps({"server": group.server})[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
+        (self.cases / f"{group.name}.json").write_text(text, "utf-8")
 
-    def wanted(self, group: str, case: Mapping[str, Any], deviations: Deviations) -> dict[str, Any]:
+    def expected_of(self, group: str, case: Mapping[str, Any], deviations: Deviations) -> dict[str, Any]:
         """Return the answer required of ours: the original's, except for the listed deviations."""
         answer = dict(case["answer"])
         if "hangs" in answer:
@@ -200,7 +200,7 @@ class Original:
         """Play the cases of a group against ours. Returns: the differences, in words."""
         player, wrong = Player(self, port), []
         for case in self.read(group)["cases"]:
-            expected, answer = self.wanted(group, case, deviations), player.play(case)
+            expected, answer = self.expected_of(group, case, deviations), player.play(case)
             if "body" in expected and expected["body"] is None:
                 expected = {name: value for name, value in expected.items() if name != "body"}
                 answer = {name: value for name, value in answer.items() if not name.startswith("body")}
@@ -222,13 +222,13 @@ class Player:
     def __init__(self, original: Original, port: int | Mapping[str, int]) -> None:
         self.original = original
         self.ports = port if isinstance(port, Mapping) else {"": port}
-        self.kept: dict[str, str] = {}
+        self.stored: dict[str, str] = {}
 
     def play(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer: status, headers and body (or body64); or {"hangs": true}; status 0 if there was none."""
         end = time.monotonic() + _WITHIN_S
         while True:
-            answer = self._asked(case)
+            answer = self._ask(case)
             if (
                 answer.get("status") != 200
                 or re.search(case.get("until", ""), answer.get("body", ""))
@@ -238,7 +238,7 @@ class Player:
             time.sleep(0.02)  # the original is polled at most 50 times a second
         for name, pattern in case.get("keep", {}).items():
             found = re.search(pattern, answer.get("body", ""))
-            self.kept[name] = found.group(1) if found else "nothing"
+            self.stored[name] = found.group(1) if found else "nothing"
         if case.get("unread"):
             answer = {name: value for name, value in answer.items() if not name.startswith("body")}
         return self.original.shaped(case, self._masked(answer))
@@ -252,11 +252,11 @@ class Player:
         return answer
 
     def _filled(self, text: str) -> str:
-        for name, value in self.kept.items():
+        for name, value in self.stored.items():
             text = text.replace("{" + name + "}", value)
         return text
 
-    def _asked(self, case: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, case: Mapping[str, Any]) -> dict[str, Any]:
         body = bytes_of(case, "body")
         if "body" in case:
             body = self._filled(case["body"]).encode()
@@ -279,8 +279,8 @@ class Player:
                 pass
         return self._answered(case["method"], b"".join(parts))
 
-    def _answered(self, method: str, said: bytes) -> dict[str, Any]:
-        head, _, content = said.partition(b"\r\n\r\n")
+    def _answered(self, method: str, raw: bytes) -> dict[str, Any]:
+        head, _, content = raw.partition(b"\r\n\r\n")
         if head.startswith(b"HTTP/1.1 100"):
             head, _, content = content.partition(b"\r\n\r\n")
         line, *found = head.decode("latin-1").split("\r\n")

@@ -42,10 +42,10 @@ Ends = Mapping[str, Any]
 
 def signature(inputs: Ends, outputs: Ends, defaults: Ends | None = None) -> Any:
     """Make a SignatureDef from tensors by name."""
-    tell = v1.saved_model.build_tensor_info
+    tensor_info = v1.saved_model.build_tensor_info
     return v1.saved_model.build_signature_def(
-        {name: tell(tensor) for name, tensor in inputs.items()},
-        {name: tell(tensor) for name, tensor in outputs.items()},
+        {name: tensor_info(tensor) for name, tensor in inputs.items()},
+        {name: tensor_info(tensor) for name, tensor in outputs.items()},
         PREDICT,
         *([{name: tf.constant(value) for name, value in defaults.items()}] if defaults else []),
     )
@@ -233,8 +233,16 @@ class _Module(tf.Module):  # type: ignore[misc]
 
 def module(path: Path) -> None:
     """tf.Module: x FP32 [-1,2], offset FP32 [-1]; scaled = x * (1, 10), moved = the row's sum + offset."""
-    made = _Module()
-    tf.saved_model.save(made, str(path), signatures={"serving_default": made.__call__})
+    new_module = _Module()
+    tf.saved_model.save(new_module, str(path), signatures={"serving_default": new_module.__call__})
+
+
+def compiled(path: Path) -> None:
+    """A function that XLA compiles: x FP32 [-1,4] -> y FP32 [-1,4], doubled."""
+    made = tf.Module()
+    made.double = tf.function(lambda x: {"y": x * 2}, jit_compile=True)
+    double = made.double.get_concrete_function(tf.TensorSpec([None, 4], tf.float32, "x"))
+    tf.saved_model.save(made, str(path), signatures=double)
 
 
 def _network(path: Path, widths: Sequence[int]) -> None:
@@ -308,8 +316,8 @@ class _Fixed(tf.Module):  # type: ignore[misc]
 
 def module_fixed(path: Path) -> None:
     """tf.Module: x FP32 [1,4] -> y FP32 [1,3], through a function of TensorFlow 2."""
-    made = _Fixed()
-    tf.saved_model.save(made, str(path), signatures={"serving_default": made.__call__})
+    new_module = _Fixed()
+    tf.saved_model.save(new_module, str(path), signatures={"serving_default": new_module.__call__})
 
 
 def flattens_one(path: Path) -> None:
@@ -516,8 +524,8 @@ class _Counter(tf.Module):  # type: ignore[misc]
 
 def counter(path: Path) -> None:
     """x INT64 [-1] -> count INT64 [-1]: how many runs there have been since the model was loaded."""
-    made = _Counter()
-    tf.saved_model.save(made, str(path), signatures={"serving_default": made.__call__})
+    new_module = _Counter()
+    tf.saved_model.save(new_module, str(path), signatures={"serving_default": new_module.__call__})
 
 
 def accumulator(path: Path) -> None:
@@ -550,8 +558,8 @@ class _Remembers(tf.Module):  # type: ignore[misc]
 
 def remembers(path: Path) -> None:
     """x, start, ready FP32 [-1,1], corrid INT64 [-1,1] -> y FP32 and id INT64 [-1,1]: sums by row, in a variable."""
-    made = _Remembers()
-    tf.saved_model.save(made, str(path), signatures={"serving_default": made.__call__})
+    new_module = _Remembers()
+    tf.saved_model.save(new_module, str(path), signatures={"serving_default": new_module.__call__})
 
 
 def ragged(path: Path) -> None:

@@ -25,6 +25,7 @@ NAMES = (
     "keras",
     "keras_saved",
     "module",
+    "compiled",
     "mlp",
     "references",
     "image",
@@ -64,10 +65,10 @@ BUILT = "PENSTOCK_TEST_SAVEDMODELS"
 
 def build(folder: Path, *names: str) -> Path:
     """Write the SavedModels of these names (none: all of NAMES) as `folder/<name>`; return `folder`."""
-    asked = names or NAMES
+    selected = names or NAMES
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.savedmodel_builders", str(folder), *asked],
+        [sys.executable, "-m", "tests.savedmodel_builders", str(folder), *selected],
         cwd=ROOT,
         env=os.environ | quiet,
         capture_output=True,

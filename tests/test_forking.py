@@ -49,9 +49,9 @@ def done_by(start: Any, words: list[str], folder: Path) -> tuple[int, list[str]]
             start_new_session=True,
         )  # fmt: skip
         status = child.wait(60)
-    said = (folder / "out").read_text("utf-8") + (folder / "aside").read_text("utf-8")
+    output = (folder / "out").read_text("utf-8") + (folder / "aside").read_text("utf-8")
     return status, [
-        line for line in said.splitlines() if not line.startswith("20")
+        line for line in output.splitlines() if not line.startswith("20")
     ]  # without log lines, which contain times
 
 
@@ -98,13 +98,13 @@ def test_a_forked_command_may_write_to_pipes(text: bool, forker: Forker, tmp_pat
 
     with forker.start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **there) as child:
         assert child.stdout is not None
-        (said, *_) = child.stdout
+        (output, *_) = child.stdout
     with forker.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **there) as child:
         assert child.stdout is not None
         both = set(child.stdout)
 
-    assert said == ("said\n" if text else b"said\n")
-    assert {said, "aside\n" if text else b"aside\n"} <= both
+    assert output == ("said\n" if text else b"said\n")
+    assert {output, "aside\n" if text else b"aside\n"} <= both
 
 
 def test_run_returns_the_output_and_status_of_a_forked_command(forker: Forker, tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def worked(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any
         begun = worker.Worker(order, lambda _: lost.set())
         try:
             await begun.ready
-            said, arrays = await begun.call(call, b"", [np.zeros(2)])
-            found.append((json.loads(bytes(said)), [np.asarray(array).tolist() for array in arrays]))
+            body, arrays = await begun.call(call, b"", [np.zeros(2)])
+            found.append((json.loads(bytes(body)), [np.asarray(array).tolist() for array in arrays]))
         except InferError as error:
             found.append((error.code, error.message))
         finally:

@@ -29,9 +29,9 @@ INSTRUCTIONS = {
 def _dockerfile(kind: str) -> list[tuple[str, str]]:
     """The instructions with their arguments, with continued lines joined."""
     lines = [line for line in (ROOT / f"Dockerfile.{kind}").read_text().splitlines() if not line.startswith("#")]
-    whole = "\n".join(lines).replace("\\\n", " ")
+    text = "\n".join(lines).replace("\\\n", " ")
     return [
-        (word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in whole.split("\n")) if word
+        (word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in text.split("\n")) if word
     ]
 
 
@@ -181,10 +181,10 @@ def test_the_kubernetes_manifest_matches_the_images() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_locale_that_onnx_runtime_needs_to_lowercase_text_is_built(kind: str) -> None:
-    (made,) = [rest for word, rest in _dockerfile(kind) if word == "RUN" and "localedef" in rest]
+    (command,) = [rest for word, rest in _dockerfile(kind) if word == "RUN" and "localedef" in rest]
 
-    assert " locales " in made
-    assert "localedef -i en_US -f UTF-8 --no-archive /usr/lib/locale/en_US.utf8" in made
+    assert " locales " in command
+    assert "localedef -i en_US -f UTF-8 --no-archive /usr/lib/locale/en_US.utf8" in command
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -222,10 +222,10 @@ def test_a_lock_contains_every_dependency_of_the_project(kind: str, python: str)
     }
 
     for line in PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"][kind]:
-        wanted = Requirement(line)
-        found = versions.get(canonicalize_name(wanted.name))
+        requirement = Requirement(line)
+        found = versions.get(canonicalize_name(requirement.name))
         assert found is not None, line
-        assert wanted.specifier.contains(found), f"{line}: locked is {found}"
+        assert requirement.specifier.contains(found), f"{line}: locked is {found}"
 
 
 def test_the_build_lock_contains_every_build_requirement() -> None:
@@ -244,10 +244,10 @@ def test_a_lock_names_no_index_and_no_file(kind: str) -> None:
 
 
 def test_the_build_context_contains_only_the_files_of_the_images() -> None:
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
 
     folders = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
-    assert kept == folders | {"pyproject.toml", PROJECT["project"]["readme"], "deploy/requirements-*.txt"}
+    assert included == folders | {"pyproject.toml", PROJECT["project"]["readme"], "deploy/requirements-*.txt"}
     assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
 
 

@@ -48,12 +48,12 @@ QUERIES = [*dashboard(), *alerts()]
 @pytest.mark.parametrize("query", QUERIES)
 def test_every_query_uses_only_existing_metrics_and_labels(query: str) -> None:
     known = documented()
-    asked = [(name, set(re.findall(r"(\w+)[=!]~?\"", labels))) for name, labels in _SERIES.findall(query)]
+    selectors = [(name, set(re.findall(r"(\w+)[=!]~?\"", labels))) for name, labels in _SERIES.findall(query)]
     grouped = {label for words in re.findall(r"\bby \(([^)]*)\)", query) for label in words.split(", ")}
 
-    assert asked or query.startswith("up{")
-    assert [name for name, _ in asked if name not in known] == []
-    assert [(name, labels | grouped) for name, labels in asked if not labels | grouped <= known[name][1]] == []
+    assert selectors or query.startswith("up{")
+    assert [name for name, _ in selectors if name not in known] == []
+    assert [(name, labels | grouped) for name, labels in selectors if not labels | grouped <= known[name][1]] == []
 
 
 @pytest.mark.parametrize("query", QUERIES)

@@ -64,7 +64,8 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
         if configured is None:
             return 0
         text = f"autofill failed for model '{spec.name}': model does not support batching while non-zero max_batch_size"
-        raise _invalid(f"{text} is specified: '{rowless.name}' is {rowless.datatype} {format_shape(rowless.shape)}")
+        text += f" is specified: '{rowless.name}' is {rowless.datatype} {format_shape(rowless.shape)}"
+        raise _invalid(text + _rank_note(rowless))
     if configured is not None:
         return configured
     if all(tensor.optional for tensor in graph.inputs):
@@ -80,7 +81,7 @@ def unbatched_reason(spec: ModelSpec, graph: Signature) -> str:
         if spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in graph.inputs):
             return f"{text}, unless a trial run shows that its first axis of 1 is one"
         shape = list(rowless.shape) if rowless.is_tensor else rowless.datatype
-        return f"{text}: '{rowless.name}' is {shape}"
+        return f"{text}: '{rowless.name}' is {shape}{_rank_note(rowless)}"
     policy = spec.policy
     if policy.max_batch_rows == 0:
         return "max_batch_size is 0"
@@ -97,6 +98,11 @@ def _find_rowless_tensor(spec: ModelSpec, graph: Signature) -> TensorSpec | None
     rowless_names = _rowless_names(spec)
     tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in rowless_names)
     return next((tensor for tensor in tensors if not has_row_axis(tensor)), None)
+
+
+def _rank_note(tensor: TensorSpec) -> str:
+    """Say what it means that a tensor has no axes: a runtime reports an unknown rank that way too."""
+    return ", a scalar or of unknown rank" if tensor.is_tensor and not tensor.shape else ""
 
 
 def _rowless_names(spec: ModelSpec) -> set[str]:

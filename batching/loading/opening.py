@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-from penstock.backends.backend import Backend, Loader, is_stateful, supports_trimming
+from penstock.backends.backend import Backend, Loader, compiles_each_size, is_stateful, supports_trimming
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.devices.memory import trim_heap
@@ -76,6 +76,9 @@ def open_model(
         )
         close_model(model)
         return open_model(without_rows(configured), loaders, on_finished, devices)
+    if reason:
+        text = "model %s: its configuration gives it rows, but %s; its requests may fail unless max_batch_size is 0"
+        logger.warning(text, spec.name, reason)
     # an Instance does this itself when idle, the loop never does
     release_caches(model, filter(supports_trimming, (model.loop_binding,)))
     model.load_s = time.monotonic() - start
@@ -157,7 +160,8 @@ def _load_on_devices(
                 backends += loaded[1:] if first is loaded[0] else _close_all(loaded[1:])
                 for _ in range(len(backends), len(backend_groups(groups))):
                     backends.append(loader(spec.path, device, session_options(spec, device)))
-    return with_run_sizes(replace(complete(spec, backends[0].graph), instances=tuple(groups))), trials
+    completed = replace(complete(spec, backends[0].graph), instances=tuple(groups))
+    return with_run_sizes(completed, compiled=compiles_each_size(backends[0])), trials
 
 
 def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend:

@@ -1,9 +1,9 @@
-"""Run sizes: the few batch sizes with which a model runs on a GPU, if none are configured.
+"""Run sizes: the few batch sizes with which a model runs, if none are configured, where a new one is expensive.
 
-There, a size that has not run before is expensive: kernels are chosen, and convolution plans built, for each shape, 0.2
-s for a ResNet-50 (docs/gpu-check.md). So a model has few sizes, and runs all of them before it is ready, as CUDA graphs
-if possible. Its batches are padded to the next size, or cut to the last one if that serves more (sizing.py). Called by
-opening.py and, for what is recorded or built by size, by the Repository.
+On a GPU, kernels are chosen, and convolution plans built, for each shape, 0.2 s for a ResNet-50 (docs/gpu-check.md).
+So a model has few sizes, and runs all of them before it is ready, as CUDA graphs if possible. A model that XLA compiles
+has few on any device: a compilation takes at least 0.2 s. Its batches are padded to the next size, or cut to the last
+one if that serves more (sizing.py). Called by opening.py and, for what is recorded or built by size, by the Repository.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def configured_sizes(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(map(int, filter(None, spec.options.get(SIZES_OPTION, "").split(","))))
 
 
-def with_run_sizes(spec: ModelSpec) -> ModelSpec:
-    """Set the batch sizes of a completed spec, if it has any device that needs few of them.
+def with_run_sizes(spec: ModelSpec, *, compiled: bool = False) -> ModelSpec:
+    """Set the batch sizes of a completed spec, if it has any device that needs few of them, or each is `compiled`.
 
     They come from its options (`SIZES_OPTION`) or else from `run_sizes`, plus the sizes that its policy asks for. A
     policy with its own sizes is unchanged. So are models whose batches are more than rows, and models that must be
     invariant: the one size of all their batches is found by running them (invariance.py).
     """
     policy, signature, max_rows = spec.policy, spec.signature, spec.policy.max_batch_rows or 0
-    if max_rows < 2 or policy.allowed_rows or all(set(group.devices) <= {"cpu"} for group in spec.instances):
+    only_cpu = all(set(group.devices) <= {"cpu"} for group in spec.instances)
+    if max_rows < 2 or policy.allowed_rows or (only_cpu and not compiled):
         return spec
     if (
         policy.invariant

@@ -29,6 +29,7 @@ from .command import FAILED_STATUS, OptionValues, add_options
 from .entries import Target, parse_target
 from .fields import add_fields, files_of, given_fields
 from .inside.answers import write_json
+from .inside.arguments import JSON_TYPES
 from .inside.files import uploaded_file_class
 from .inside.model import WrappedModel
 from .inside.service import IMPORTABLE, to_json
@@ -214,7 +215,8 @@ class MethodCall:
                 f"You are trying to store {extension} type data in the file with {given} extension!\n"
                 f"===================> New output is {self._output}", "WARNING",
             )  # fmt: skip
-        self._store(write_json(value).encode() if extension in (_JSON, None) else content_of(value))
+        is_json = extension == _JSON or accept in JSON_TYPES
+        self._store(write_json(value).encode() if is_json else content_of(value))
         self.print(f"return: Output is saved in {self._output}")
 
     def _train(self, arguments: dict[str, Any]) -> None:

@@ -72,6 +72,7 @@ def inspect_python(
     if executable is None:
         problem = "is not an executable program" if Path(path).exists() else "no such file"
         raise InferError(Code.INVALID, f"{label}: interpreter {path}: {problem}")
+    executable = str(Path(executable).absolute())  # it runs in other folders
     command = [executable, "-c", _SCRIPT, *modules]
     try:
         completed = subprocess.run(  # noqa: S603 - the user's own Python

@@ -42,6 +42,8 @@ _WRITING = re.compile("[wax+]")
 _MODE = re.compile(r"[wax][bt]?\+?[bt]?(:\w*)?|r[bt]?\+[bt]?")
 _ONE_OF = {"max", "min", "sum"}
 _LAZY = {"enumerate", "filter", "map", "reversed", "zip"}
+TYPE_OF = Value("CLASS", "type()")
+"""What `type` returns for one argument: it may be passed on and formatted, but not written to."""
 
 
 class CallArguments:
@@ -139,8 +141,8 @@ class CallAnalysis:
         for value in arguments:
             if value.kind == "FUNCTION":
                 self._schedule_function(value)
-            elif value.kind == "MODULE":
-                continue  # it is passed to a library
+            elif value.kind == "MODULE" or value == TYPE_OF:
+                continue  # it is passed to a library, or printed
             elif value.kind not in DATA_KINDS:
                 self.check_escape(value, arguments.call, source)
 
@@ -214,7 +216,7 @@ class CallAnalysis:
                 self.record(source, line, "open", MACHINE)
             return UNTRACKED
         if name == "type" and len(arguments.values) == 1:
-            return Value("CLASS", "type()")
+            return TYPE_OF
         if name in {"getattr", "hasattr"}:
             return self._getattr(name, arguments, source)
         if name in {"iter", "next", "super"} and not arguments.held:

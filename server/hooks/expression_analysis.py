@@ -10,13 +10,15 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from .call_analysis import CallAnalysis
+from .call_analysis import TYPE_OF, CallAnalysis
 from .known_functions import CONSTANTS, MUTATORS, PLAIN_NAMES, READ_ATTRIBUTES, SAFE_DUNDERS, TEXT_ATTRIBUTES
 from .scopes import COMPREHENSIONS, Scope, bind, function_scope, own_comprehension
 from .sources import DATA_KINDS, MUTABLE_KINDS, UNTRACKED, SourceFile, SourceTree, Value
 from .writes import INSTANCE, PROCESS, GlobalWrite
 
 _STORE_CONTEXTS = (ast.Store, ast.Del)
+_NEW_VALUES = (ast.Sub, ast.Div, ast.FloorDiv, ast.Pow, ast.MatMult)
+"""Operators whose result contains no part of plain data: lists can be added, but not subtracted."""
 
 
 class ExpressionAnalysis(CallAnalysis):
@@ -95,7 +97,9 @@ class ExpressionAnalysis(CallAnalysis):
                 self.check_escape(self.value(node.body, source, inner_scope), node, source)
                 return Value("CODE")
             case ast.BinOp():
-                return self._joined_value([node.left, node.right], source, scope, computed=True)
+                value = self._joined_value([node.left, node.right], source, scope, computed=True)
+                is_new = value.kind == "PLAIN" and isinstance(node.op, _NEW_VALUES) and not self.loading
+                return UNTRACKED if is_new else value
             case ast.BoolOp(values=parts):
                 return self._joined_value(parts, source, scope)
             case ast.IfExp(test=test, body=first, orelse=second):
@@ -115,7 +119,8 @@ class ExpressionAnalysis(CallAnalysis):
                 self.check_escape(value, node, source)
             return UNTRACKED
         for value in values:
-            if value.kind not in DATA_KINDS and not (value.kind == "CLASS" and isinstance(node, ast.Compare)):
+            is_read = value.kind == "CLASS" and isinstance(node, ast.Compare | ast.FormattedValue)
+            if value.kind not in DATA_KINDS and not is_read:
                 self.check_escape(value, node, source)
         return Value("FIXED")  # comparisons, formatted texts, slices
 
@@ -126,7 +131,7 @@ class ExpressionAnalysis(CallAnalysis):
         if not computed:
             return join_values(values, loading=self.loading)
         for value, node in zip(values, nodes, strict=True):
-            if value.kind not in DATA_KINDS:
+            if value.kind not in DATA_KINDS and value != TYPE_OF:
                 self.check_escape(value, node, source)
         kinds = {value.kind for value in values}
         if kinds <= {"FIXED"}:

@@ -14,6 +14,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.workers.submodules import import_submodules_on_use
 
 from .private_modules import PrivateModules
 from .scopes import own_nodes
@@ -52,6 +53,7 @@ class HookModule:
         `dialect` determines the allowed forms of hooks, and the error texts. `label` is part of the modules' names.
         Raises: InferError (INVALID), caused by the file's own exception if it raised one.
         """
+        import_submodules_on_use()
         rules = _rules(dialect)
         self._modules = PrivateModules(path, roots, rules.extra_folders, label)
         try:

@@ -128,6 +128,8 @@ class NameChanges:
                 self._mark_changed(owner)
             case ast.Name(id=name) if name in KEEPS_NOTHING | PASSES_ON:
                 return
+            case ast.Attribute(value=ast.Constant()):
+                return  # "...".format(x)
         top = call.func
         while isinstance(top, ast.Attribute):
             top = top.value

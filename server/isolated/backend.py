@@ -54,6 +54,7 @@ class IsolatedBackend:
         self.node_outputs: Sequence[Any] = read_nodes(description["outputs"])
         self.platform: str = description["platform"]
         self.stateful: bool = description["stateful"]
+        self.compiles_each_size: bool = description["compiles_each_size"]
         self.shared_scale: str = description["shared_scale"]
         self.runtime_metadata: Mapping[str, Any] = description["runtime_metadata"]
         self.limit_s = limit_s

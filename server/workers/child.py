@@ -187,8 +187,10 @@ def main(arguments: list[str]) -> None:
     try:
         from penstock.server.ipc.channel import Channel
         from penstock.server.workers.service import CallQueue
+        from penstock.server.workers.submodules import import_submodules_on_use
     except ModuleNotFoundError as error:
         exit_unsuitable(f"has no module '{error.name}', which workers require")
+    import_submodules_on_use()
     try:
         CallQueue(Channel(socket.socket(fileno=int(socket_fd))), memory).serve()
     except ConnectionError:

@@ -16,8 +16,8 @@ JSON = {"content-type": "application/json"}
 
 
 def _failed(text: str = "unexpected error occurred", status: int = 500) -> dict[str, Any]:
-    said = json.dumps({"status": text}, separators=(",", ":"), ensure_ascii=False)
-    return {"status": status, "headers": JSON, "body": said}
+    body = json.dumps({"status": text}, separators=(",", ":"), ensure_ascii=False)
+    return {"status": status, "headers": JSON, "body": body}
 
 
 def _answered(body: str, **headers: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def served(server: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
     """Run the original for one group."""
     ports = {"": free_port(), "health": free_port()}
     scratch = tempfile.mkdtemp()
-    said = {
+    environment = {
         "PATH": os.pathsep.join([RUNTIME, os.environ["PATH"]]),
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -47,7 +47,7 @@ def served(server: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
     }
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
-            [PROXY], cwd=str(HANDLERS), env=said, stdout=log, stderr=log, start_new_session=True
+            [PROXY], cwd=str(HANDLERS), env=environment, stdout=log, stderr=log, start_new_session=True
         )  # fmt: skip
         try:
             _await_ready(ports, child)
@@ -65,10 +65,10 @@ def served(server: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
 
 def _await_ready(ports: Mapping[str, int], child: Any) -> None:
     end = time.monotonic() + _READY_WITHIN_S
-    asked = {"method": "GET", "path": "/health_check", "port": "health"}
+    case = {"method": "GET", "path": "/health_check", "port": "health"}
     while True:
         with contextlib.suppress(OSError):
-            if Player(ORIGINAL, ports).play(asked)["status"] == 200:
+            if Player(ORIGINAL, ports).play(case)["status"] == 200:
                 return
         if child.poll() is not None or time.monotonic() > end:
             raise RuntimeError(f"it does not serve at {HOST}")
@@ -81,7 +81,7 @@ def main() -> None:
     for group in GROUPS:
         if not named or group.name in named:
             ORIGINAL.record(group, served)
-            sys.stdout.write(f"{group.name}: {len(group.asked)}\n")
+            sys.stdout.write(f"{group.name}: {len(group.requests)}\n")
 
 
 if __name__ == "__main__":

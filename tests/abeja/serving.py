@@ -53,22 +53,22 @@ class Started(Served):
     child: subprocess.Popen[bytes] | Forked
     output: IO[bytes]
 
-    def said(self) -> str:
+    def whole_output(self) -> str:
         """Give the whole output of the process and the handler."""
         return Path(self.output.name).read_text("utf-8", "replace")
 
     def health(self) -> int:
         """Give the status of its health check; 0 if there is no answer."""
         with contextlib.suppress(OSError):
-            asked = {"method": "GET", "path": "/health_check", "port": "health"}
-            return int(self.player.play(asked)["status"])
+            case = {"method": "GET", "path": "/health_check", "port": "health"}
+            return int(self.player.play(case)["status"])
         return 0
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """Give the environment without the variables that the original read, and with those in `more`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _NAMED}
-    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _NAMED}
+    return {**inherited, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 @contextlib.contextmanager
@@ -98,23 +98,25 @@ def started(
 def serving(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Served]:
     """Serve within this process, as a command line in a folder would. `more`: the environment."""
     with _environment_of(environment(more)):
-        asked = parse_settings([*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ)
-        with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
+        settings = parse_settings(
+            [*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ
+        )
+        with live_server(**{field.name: getattr(settings, field.name) for field in fields(settings)}) as live:
             (health,) = live.server._extra_ports
             yield Served({"": live.http_port, "health": health.port})
 
 
-def as_said(server: Mapping[str, Any], *words: str) -> contextlib.AbstractContextManager[Served]:
+def serving_group(server: Mapping[str, Any], *words: str) -> contextlib.AbstractContextManager[Served]:
     """Serve as described by the `server` of a group."""
     handler = [f"--handler={server['handler']}"] if server["handler"] else []
     return serving(*handler, *words, **server["environment"])
 
 
 @contextlib.contextmanager
-def _environment_of(said: Mapping[str, str]) -> Iterator[None]:
+def _environment_of(variables: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.clear()
-    os.environ.update(said)
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -126,15 +128,15 @@ def await_ready(served: Started) -> None:
     """Wait until the server is ready. Raises: AssertionError if it ends first, or is not ready within a minute."""
     end = time.monotonic() + _WITHIN_S
     while served.health() != 200:
-        assert served.child.poll() is None, served.said()[-_SHOWN:]
-        assert time.monotonic() < end, served.said()[-_SHOWN:]
+        assert served.child.poll() is None, served.whole_output()[-_SHOWN:]
+        assert time.monotonic() < end, served.whole_output()[-_SHOWN:]
         time.sleep(0.02)
 
 
 def _ports(served: Started) -> dict[str, int]:
     end = time.monotonic() + _WITHIN_S
     while time.monotonic() < end:
-        for line in served.said().splitlines():
+        for line in served.whole_output().splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if found := dict(_PORT.findall(json.loads(line)["msg"])):
                     return {"": int(found["HTTP"]), "health": int(found["health"])}

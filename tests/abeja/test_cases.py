@@ -11,14 +11,14 @@ import pytest
 from tests.abeja.deviations import DEVIATIONS, STRICT
 from tests.abeja.original import ORIGINAL
 from tests.abeja.scenarios.all_groups import GROUPS
-from tests.abeja.serving import as_said
+from tests.abeja.serving import serving_group
 from tests.originals import Group
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ORIGINAL.alike(), ids="+".join)
 def test_recorded_requests_are_answered_as_by_the_original(names: list[str]) -> None:
-    with as_said(ORIGINAL.read(names[0])["server"]) as served:
+    with serving_group(ORIGINAL.read(names[0])["server"]) as served:
         wrong = [line for name in names for line in ORIGINAL.differences(name, served.ports, DEVIATIONS)]
 
     assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
@@ -27,7 +27,7 @@ def test_recorded_requests_are_answered_as_by_the_original(names: list[str]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["contents", "contents-as-json", "tables"])
 def test_bytes_are_answered_as_by_the_original_in_strict_mode(name: str) -> None:
-    with as_said(ORIGINAL.read(name)["server"], "--abeja-strict") as served:
+    with serving_group(ORIGINAL.read(name)["server"], "--abeja-strict") as served:
         wrong = ORIGINAL.differences(name, served.ports, STRICT)
 
     assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
@@ -39,7 +39,7 @@ def test_recorded_cases_equal_the_defined_cases(group: Group) -> None:
 
     assert recorded["server"] == group.server
     assert [{name: value for name, value in case.items() if name != "answer"} for case in recorded["cases"]] == [
-        asked.written() for asked in group.asked
+        request.written() for request in group.requests
     ]
 
 
@@ -48,6 +48,6 @@ def test_each_recorded_file_belongs_to_a_group() -> None:
 
 
 def test_each_deviation_belongs_to_a_case() -> None:
-    known = {f"{group.name}/{asked.name}" for group in GROUPS for asked in group.asked}
+    known = {f"{group.name}/{request.name}" for group in GROUPS for request in group.requests}
 
     assert DEVIATIONS.keys() <= known

@@ -25,9 +25,9 @@ def handled(name: str, *words: str) -> Iterator[Served]:
         yield served
 
 
-def ask(served: Served, query: str = "", path: str = "/", **said: Any) -> dict[str, Any]:
+def ask(served: Served, query: str = "", path: str = "/", **options: Any) -> dict[str, Any]:
     """Send a request over its own connection."""
-    return served.player.play(get("any", f"{path}?{query}", **said).written())
+    return served.player.play(get("any", f"{path}?{query}", **options).written())
 
 
 def test_a_connection_is_kept_alive(tmp_path: Path) -> None:
@@ -35,10 +35,10 @@ def test_a_connection_is_kept_alive(tmp_path: Path) -> None:
         connection = http.client.HTTPConnection(HOST, served.ports[""], timeout=30)
         connection.request("GET", "/")
         first = connection.getresponse()
-        body, kept = first.read(), connection.sock
+        body, sock = first.read(), connection.sock
         connection.request("GET", "/")
         second = connection.getresponse().read()
-        same = connection.sock is kept
+        same = connection.sock is sock
         connection.close()
 
     assert (first.status, same) == (200, True)

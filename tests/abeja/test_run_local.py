@@ -83,12 +83,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("project")
+    project = tmp_path_factory.mktemp("project")
     for module in ("seeds.py", "local.py"):
-        shutil.copy(HANDLERS / module, made)
+        shutil.copy(HANDLERS / module, project)
     for name, content in INPUTS.items():
-        (made / name).write_bytes(content)
-    return made
+        (project / name).write_bytes(content)
+    return project
 
 
 Done = subprocess.CompletedProcess[bytes]
@@ -218,14 +218,14 @@ def test_the_400_answer_of_the_seed_is_printed(folder: Path, forker: Forker) -> 
 def test_the_input_is_posted_with_the_content_type_of_its_file_name(
     quickly: Run, name: str, kind: str, body: str
 ) -> None:
-    seen = json.loads(answer(quickly, "local:saw", "--input", name))
+    request = json.loads(answer(quickly, "local:saw", "--input", name))
 
     headers = {"accept": "*/*", "accept-encoding": "gzip, deflate", "content-length": str(len(body))}
-    assert seen == {"type": kind, "method": "POST", "body": body, "headers": headers}
+    assert request == {"type": kind, "method": "POST", "body": body, "headers": headers}
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("a.txt", "not supported a.txt: "),
         ("none", "not supported none: "),
@@ -233,10 +233,10 @@ def test_the_input_is_posted_with_the_content_type_of_its_file_name(
     ],
     ids=["text", "without an ending", "missing"],
 )
-def test_an_unsupported_or_missing_input_is_reported(quickly: Run, name: str, told: str) -> None:
+def test_an_unsupported_or_missing_input_is_reported(quickly: Run, name: str, message: str) -> None:
     done = quickly("-h", "seeds:mended", *IMAGE, "--input", name, "-q")
 
-    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", f"[error] {told}\n")
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", f"[error] {message}\n")
 
 
 def test_an_input_that_is_not_json_exits_with_status_1(quickly: Run) -> None:
@@ -254,17 +254,17 @@ def test_an_image_without_name_and_tag_is_rejected(quickly: Run, image: str) -> 
 
 @pytest.mark.parametrize("name", list(WRONG))
 def test_an_invalid_command_line_exits_with_status_2(quickly: Run, name: str) -> None:
-    words, told = WRONG[name]
+    words, message = WRONG[name]
 
     done = quickly(*words)
 
     assert (done.returncode, done.stdout) == (2, b"")
-    assert told in done.stderr.decode()
+    assert message in done.stderr.decode()
 
 
 def test_the_handler_gets_the_environment_given_by_flags(folder: Path, quickly: Run) -> None:
-    plain = json.loads(answer(quickly, "local:environment", "--input", "request.json", "-o", "1"))
-    asked = json.loads(
+    without_flags = json.loads(answer(quickly, "local:environment", "--input", "request.json", "-o", "1"))
+    with_flags = json.loads(
         answer(
             quickly, "local:environment", "--input", "request.json", "-o2", "-eA:b:c", "-eB",
             "-e", "A:2:3", "--environment", "HANDLER:x:y", "-e", "ABEJA_ORGANIZATION_ID:9",
@@ -273,8 +273,8 @@ def test_the_handler_gets_the_environment_given_by_flags(folder: Path, quickly: 
     )  # fmt: skip
 
     usual = {"HANDLER": "local:environment", "ABEJA_ORGANIZATION_ID": "1", "ABEJA_TRAINING_RESULT_DIR": str(folder)}
-    assert plain == {**usual, "A": None, "B": None}
-    assert asked == {
+    assert without_flags == {**usual, "A": None, "B": None}
+    assert with_flags == {
         **usual,
         "ABEJA_ORGANIZATION_ID": "2",
         "ABEJA_TRAINING_RESULT_DIR": f"{folder}/r",
@@ -311,7 +311,7 @@ def test_run_local_server_serves_until_it_is_interrupted(folder: Path) -> None:
                 printed.append(next(child.stdout).decode().rstrip("\n"))
         finally:
             child.send_signal(signal.SIGINT)
-        _, told = child.communicate(timeout=60)
+        _, stderr = child.communicate(timeout=60)
 
     at = printed.index(" ----- Local Server ----- ")
     assert [line for line in printed[:at] if line.startswith("[info]")] == INFO[:4]
@@ -321,7 +321,7 @@ def test_run_local_server_serves_until_it_is_interrupted(folder: Path) -> None:
         " Handler :  seeds:mended", " Image :    abeja/all-cpu:19.04", "", " you can now access this http api!", "",
         " press Ctrl + C to stop", " ------------------------ ",
     ]  # fmt: skip
-    assert (child.returncode, told.decode()) == (1, "\nAborted!\n")
+    assert (child.returncode, stderr.decode()) == (1, "\nAborted!\n")
 
 
 def test_killing_run_local_server_ends_its_server(folder: Path, forker: Forker) -> None:

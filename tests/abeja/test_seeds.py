@@ -73,10 +73,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_spec("tensorflow") is None:  # not imported here, for the sake of other tests in this process
         pytest.skip("needs TensorFlow")
     path = tmp_path_factory.mktemp("training") / "model.h5"
-    made = subprocess.run(
+    training = subprocess.run(
         [sys.executable, "-c", MAKE_MODEL.format(path=str(path))], capture_output=True, check=False, timeout=WITHIN_S
     )
-    assert path.exists(), made.stderr.decode()
+    assert path.exists(), training.stderr.decode()
     return path
 
 
@@ -91,10 +91,10 @@ def test_run_local_flips_an_image(folder: Path) -> None:
 
 def test_an_image_is_flipped_over_http(folder: Path) -> None:
     pytest.importorskip("cv2")
-    asked = post("flip", "/", cat(), "image/jpeg").written()
+    case = post("flip", "/", cat(), "image/jpeg").written()
 
     with serving("--handler=seed_flip:handler", folder=folder) as served:
-        answer = served.player.play(asked)
+        answer = served.player.play(case)
 
     assert (answer["status"], answer["headers"]["content-type"]) == (200, "image/jpeg")
     assert sides(bytes_of(answer, "body")) == [False, True]
@@ -105,16 +105,16 @@ def test_run_local_uses_a_trained_model(folder: Path, model: Path) -> None:
 
     printed = run_local(folder, "main:handler", "--environment", "ABEJA_TRAINING_RESULT_DIR:.", "--quiet")
 
-    said = {"result": [{"label": "cat", "probability": "0.85"}, {"label": "dog", "probability": "0.15"}]}
-    assert printed.decode() == json.dumps(said, indent=4) + "\n"
+    expected = {"result": [{"label": "cat", "probability": "0.85"}, {"label": "dog", "probability": "0.15"}]}
+    assert printed.decode() == json.dumps(expected, indent=4) + "\n"
 
 
 def test_a_trained_model_is_found_in_the_training_result_folder(folder: Path, model: Path) -> None:
     (folder / "abejainc_training_result").mkdir()
     shutil.copy(model, folder / "abejainc_training_result")
-    asked = post("predict", "/", cat(), "image/jpeg").written()
+    case = post("predict", "/", cat(), "image/jpeg").written()
 
     with serving(folder=folder) as served:
-        answer = served.player.play(asked)
+        answer = served.player.play(case)
 
     assert json.loads(answer["body"])["result"][0] == {"label": "cat", "probability": "0.85"}

@@ -69,9 +69,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "here"
-    made.mkdir()
-    return made
+    project = tmp_path / "here"
+    project.mkdir()
+    return project
 
 
 def answer_body(served: Served) -> Any:
@@ -137,7 +137,7 @@ def test_the_handler_comes_from_the_flag_then_the_environment_then_main(folder: 
 
 @pytest.mark.parametrize("name", list(FOLDERS))
 def test_the_handler_is_imported_in_the_marked_folder(name: str, folder: Path) -> None:
-    marked, wanted = FOLDERS[name]
+    marked, expected = FOLDERS[name]
     for path in [".", *marked]:
         (folder / path).mkdir(parents=True, exist_ok=True)
         (folder / path / "main.py").write_text(WHERE)
@@ -145,7 +145,7 @@ def test_the_handler_is_imported_in_the_marked_folder(name: str, folder: Path) -
         (folder / path / ".abeja").mkdir()
 
     with serving(folder=folder) as served:
-        assert answer_body(served) == wanted
+        assert answer_body(served) == expected
 
 
 def test_a_marker_that_is_a_file_is_ignored(folder: Path) -> None:
@@ -170,10 +170,10 @@ def test_the_handler_works_in_the_folder_of_abeja_user_model_root(folder: Path, 
 
     with started(folder=folder, start=forker.start, ABEJA_USER_MODEL_ROOT="a") as served:
         await_ready(served)
-        said = answer_body(served)
+        answer = answer_body(served)
 
-    assert '"folder": "a"' in said
-    assert f'"ABEJA_TRAINING_RESULT_DIR": "{folder}/a/abejainc_training_result"' in said
+    assert '"folder": "a"' in answer
+    assert f'"ABEJA_TRAINING_RESULT_DIR": "{folder}/a/abejainc_training_result"' in answer
 
 
 def test_health_is_503_until_the_handler_is_imported(folder: Path) -> None:
@@ -198,10 +198,10 @@ def test_health_is_503_until_the_handler_is_imported(folder: Path) -> None:
 def test_both_ports_can_come_from_the_environment(folder: Path, forker: Forker) -> None:
     (folder / "main.py").write_text(WHERE)
     ports = {"": free_port(), "health": free_port()}
-    said = environment({"PORT": str(ports[""]), "HEALTHCHECK_PORT": str(ports["health"])})
+    variables = environment({"PORT": str(ports[""]), "HEALTHCHECK_PORT": str(ports["health"])})
     command = [*COMMAND, "--http-address=127.0.0.1"]
 
-    with (folder / "log").open("wb") as log, forker.start(command, cwd=folder, env=said, stderr=log) as child:
+    with (folder / "log").open("wb") as log, forker.start(command, cwd=folder, env=variables, stderr=log) as child:
         try:
             served = Started(ports, child, log)
             await_ready(served)

@@ -51,14 +51,14 @@ ENDLESS = 1 << 60
 """A number of turns that never ends."""
 
 
-def infer(binding: Binding, inputs: Sequence[Array | None], wanted: tuple[int, ...] = (0,)) -> list[Any]:
+def infer(binding: Binding, inputs: Sequence[Array | None], positions: tuple[int, ...] = (0,)) -> list[Any]:
     """Acquire buffers, fill them and run. A Binding for one row counts as one without rows, as in the Engine."""
     rows = 1 if binding.capacity_rows == 1 or inputs[0] is None else inputs[0].shape[0]
     buffers = binding.acquire_buffers(rows, [None if array is None else array.shape for array in inputs])
     for buffer, array in zip(buffers, inputs, strict=True):
         if buffer is not None:
             buffer[...] = array
-    return binding.run(wanted)
+    return binding.run(positions)
 
 
 def batched(graph: Signature) -> Signature:
@@ -124,17 +124,17 @@ class BackendContract:
         assert [np.dtype(np.float32)] == [buffer.dtype for buffer in buffers if buffer is not None]
         assert all(buffer.flags.c_contiguous for buffer in buffers if buffer is not None)
 
-    @pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (1, 0)])
-    def test_returns_the_requested_outputs_in_the_requested_order(self, wanted: tuple[int, ...]) -> None:
+    @pytest.mark.parametrize("positions", [(0,), (1,), (0, 1), (1, 0)])
+    def test_returns_the_requested_outputs_in_the_requested_order(self, positions: tuple[int, ...]) -> None:
         backend = self.make("rows")
         binding = backend.bind(batched(backend.graph), 8)
-        whole = [float_rows(2) * 2, float_rows(2).sum(axis=1)]
+        all_outputs = [float_rows(2) * 2, float_rows(2).sum(axis=1)]
 
-        outputs = infer(binding, [float_rows(2)], wanted)
+        outputs = infer(binding, [float_rows(2)], positions)
 
-        assert len(wanted) == len(outputs)
-        for position, output in zip(wanted, outputs, strict=True):
-            np.testing.assert_array_equal(whole[position], output)
+        assert len(positions) == len(outputs)
+        for position, output in zip(positions, outputs, strict=True):
+            np.testing.assert_array_equal(all_outputs[position], output)
 
     @pytest.mark.parametrize("name", ["rows", "free"])
     def test_a_later_run_does_not_overwrite_an_output(self, name: str) -> None:
@@ -142,13 +142,13 @@ class BackendContract:
         binding = backend.bind(batched(backend.graph), 4)
         dtype = backend.graph.inputs[0].type.dtype
         first = infer(binding, [np.full((4, 4), 1, dtype)])[0]
-        kept = first.copy()
+        copy = first.copy()
 
         second = infer(binding, [np.full((4, 4), 7, dtype)])[0]
         second[...] = 0
         third = infer(binding, [np.full((4, 4), 7, dtype)])[0]
 
-        np.testing.assert_array_equal(kept, first)
+        np.testing.assert_array_equal(copy, first)
         assert not np.array_equal(second, third)
 
     def test_an_acquired_buffer_keeps_its_content_until_the_next_acquisition(self) -> None:
@@ -174,9 +174,9 @@ class BackendContract:
         binding = backend.bind(batched(backend.graph), 4)
 
         for rows, width in [(1, 1), (4, 100), (2, 3), (4, 1000), (1, 1), (3, 0)]:
-            given = np.arange(rows * width, dtype=np.int64).reshape(rows, width)
+            array = np.arange(rows * width, dtype=np.int64).reshape(rows, width)
 
-            np.testing.assert_array_equal(given + 1, infer(binding, [given])[0])
+            np.testing.assert_array_equal(array + 1, infer(binding, [array])[0])
 
     def test_a_scalar_of_the_model_is_presented_as_one_element(self) -> None:
         backend = self.make("scalar")
@@ -194,11 +194,11 @@ class BackendContract:
     def test_strings_are_passed_and_returned_as_bytes(self) -> None:
         backend = self.make("strings")
         binding = backend.bind(batched(backend.graph), 4)
-        given = np.array([[b"", "é".encode()], [b"nul\x00inside", b"end\x00"]], dtype=object)
+        strings = np.array([[b"", "é".encode()], [b"nul\x00inside", b"end\x00"]], dtype=object)
 
-        (given_back,) = infer(binding, [given])
+        (given_back,) = infer(binding, [strings])
 
-        assert given.tolist() == given_back.tolist()
+        assert strings.tolist() == given_back.tolist()
         assert np.dtype(object) == given_back.dtype
 
     def test_an_optional_input_may_be_absent(self) -> None:

@@ -43,11 +43,11 @@ class Memory:
 
 @dataclass
 class Event:
-    """`recorded` counts the queued records, `told` the completed ones; `clock_ns` is the device's time of the last."""
+    """`recorded` and `completed` count queued and completed records; `clock_ns` is the device's time of the last."""
 
     device: int
     recorded: int = 0
-    told: int = 0
+    completed: int = 0
     clock_ns: int = 0
     stream: Stream | None = None
 
@@ -82,7 +82,7 @@ class FakeRuntime:
         self._memory: dict[int, Memory] = {}
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, Event] = {}
-        self._taken = [0] * devices
+        self._used = [0] * devices
         self._pins: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._failures: dict[str, deque[int]] = {}
@@ -102,7 +102,7 @@ class FakeRuntime:
             "streams": len(self._streams),
             "events": len(self._events),
             "opened": sum(each.opened for each in self._memory.values()),
-            "bytes": sum(self._taken),
+            "bytes": sum(self._used),
         }
 
     def fail(self, call: str, status: int, after: int = 0) -> None:
@@ -131,9 +131,9 @@ class FakeRuntime:
 
     def take(self, size: int, device: int) -> None:
         """Use up memory without a pointer, as a session's weights do; negative: free it."""
-        if self._taken[device] + size > self.total:
+        if self._used[device] + size > self.total:
             raise self._error("cudaMalloc", OUT_OF_MEMORY)
-        self._taken[device] += size
+        self._used[device] += size
 
     def capture(self, meanwhile: Callable[[], None]) -> None:
         """Enter a capture, during which no other call may be made. Raises CudaError if one was made."""
@@ -176,7 +176,7 @@ class FakeRuntime:
 
     def memory_info(self, device: int) -> tuple[int, int]:
         self._called("cudaMemGetInfo", device)
-        return self.total - self._taken[device], self.total
+        return self.total - self._used[device], self.total
 
     def set_device(self, device: int) -> None:
         self._called("cudaSetDevice", device)
@@ -218,9 +218,9 @@ class FakeRuntime:
         # at least a byte, so that no two have the same address
         raw = (ctypes.c_char * (max(size, 1) + ALIGNED))()
         ctypes.memset(raw, GARBAGE, len(raw))
-        made = Memory(raw, device, size)
-        self._memory[made.pointer] = made
-        return made.pointer
+        memory = Memory(raw, device, size)
+        self._memory[memory.pointer] = memory
+        return memory.pointer
 
     def _freed(self, pointer: int, device: int) -> None:
         found = self._memory.get(pointer)
@@ -229,7 +229,7 @@ class FakeRuntime:
         ctypes.memset(found.raw, GARBAGE, len(found.raw))
         del self._memory[pointer]
         if device >= 0:
-            self._taken[device] -= found.size
+            self._used[device] -= found.size
 
     # --- streams and events
 
@@ -293,7 +293,7 @@ class FakeRuntime:
     def is_event_done(self, event: int) -> bool:
         found = self._event(event)
         self._called("cudaEventQuery", found.device)
-        return found.told >= found.recorded
+        return found.completed >= found.recorded
 
     def synchronize_event(self, event: int) -> None:
         found = self._event(event)
@@ -310,7 +310,7 @@ class FakeRuntime:
     def elapsed_ns(self, first: int, last: int) -> int:
         self._called("cudaEventElapsedTime")
         begin, end = self._event(first), self._event(last)
-        if not begin.told or not end.told or begin.told < begin.recorded or end.told < end.recorded:
+        if not begin.completed or not end.completed or begin.completed < begin.recorded or end.completed < end.recorded:
             raise self._error("cudaEventElapsedTime", 600)
         return end.clock_ns - begin.clock_ns
 
@@ -391,7 +391,7 @@ class FakeRuntime:
 
     def _reach(self, event: Event, record: int) -> None:
         if event.stream is not None:
-            self._do_until(event.stream, lambda: event.told >= record)
+            self._do_until(event.stream, lambda: event.completed >= record)
 
     def _do_until(self, stream: Stream, done: Callable[[], bool]) -> None:
         """Do a stream's work in order, and the work of other streams that it waits for."""
@@ -425,7 +425,7 @@ class FakeRuntime:
             self._reach(*how)
         else:
             event, record = how
-            event.told, event.clock_ns = record, self.clock_ns
+            event.completed, event.clock_ns = record, self.clock_ns
 
 
 class FakeMemory:
@@ -441,9 +441,9 @@ class FakeMemory:
     @classmethod
     def holding(cls, runtime: FakeRuntime, array: Array, device: int = 0) -> FakeMemory:
         """Make memory with an array's bytes in it."""
-        made = cls(runtime, array.nbytes, device)
-        runtime.write(made.pointer, device, array.tobytes())
-        return made
+        memory = cls(runtime, array.nbytes, device)
+        runtime.write(memory.pointer, device, array.tobytes())
+        return memory
 
     def read(self, offset: int, into: Array) -> None:
         self._runtime.read(self.pointer + offset, self.device, into.data.cast("B"))

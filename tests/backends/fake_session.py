@@ -48,18 +48,18 @@ class FakeGround:
     takes: int = 0
     sessions: weakref.WeakSet[FakeSession] = field(default_factory=weakref.WeakSet)
     providers: list[Sequence[tuple[str, dict[str, str]]]] = field(default_factory=list)
-    made: list[Any] = field(default_factory=list)
+    session_options: list[Any] = field(default_factory=list)
 
     def runtime(self) -> Runtime:
         return self.device_runtime
 
-    def create_session(self, model: str | bytes, made: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
+    def create_session(self, model: str | bytes, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
         self.providers.append(providers)
-        self.made.append(made)
+        self.session_options.append(options)
         error = self.fails(providers[-1][1])
         if error is not None:
             raise error
-        real = onnxruntime.InferenceSession(model, made, providers=[CPU], enable_fallback=0)
+        real = onnxruntime.InferenceSession(model, options, providers=[CPU], enable_fallback=0)
         size = self.takes or (Path(model).stat().st_size if isinstance(model, str) else len(model))
         session = FakeSession(real, self, providers, size)
         self.sessions.add(session)

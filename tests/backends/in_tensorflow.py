@@ -204,9 +204,9 @@ class TestSecondGeneration:
     def test_a_module_runs_with_its_variables(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "module", "cpu", {})
         names = [spec.name for spec in backend.graph.inputs]
-        given = {"x": np.array([[1, 2], [3, 4]], np.float32), "offset": np.array([100, 200], np.float32)}
+        tensors = {"x": np.array([[1, 2], [3, 4]], np.float32), "offset": np.array([100, 200], np.float32)}
 
-        found = infer(bind(backend), [given[name] for name in names], (0, 1))
+        found = infer(bind(backend), [tensors[name] for name in names], (0, 1))
 
         by_name = {spec.name: array.tolist() for spec, array in zip(backend.graph.outputs, found, strict=True)}
         assert by_name == {"scaled": [[1, 20], [3, 40]], "moved": [121, 243]}
@@ -222,15 +222,15 @@ class TestTensors:
     def test_tensors_of_every_type_are_returned_unchanged(self, savedmodels: Path, rows: int) -> None:
         backend = load(savedmodels / "types", "cpu", {})
         binding = bind(backend)
-        given = [sample(spec.name, (rows, 3)) for spec in backend.graph.inputs]
+        arrays = [sample(spec.name, (rows, 3)) for spec in backend.graph.inputs]
 
-        found = infer(binding, given, tuple(range(len(given))))
+        found = infer(binding, arrays, tuple(range(len(arrays))))
 
         assert {spec.name for spec in backend.graph.inputs} == set(DATATYPES)
-        for spec, output, array in zip(backend.graph.outputs, found, given, strict=True):
+        for spec, output, array in zip(backend.graph.outputs, found, arrays, strict=True):
             position = [each.name for each in backend.graph.inputs].index(spec.name.removesuffix("_out"))
-            np.testing.assert_array_equal(given[position], output)
-            assert given[position].dtype == output.dtype
+            np.testing.assert_array_equal(arrays[position], output)
+            assert arrays[position].dtype == output.dtype
             assert array.shape == output.shape
 
     def test_outputs_without_axes_are_presented_as_one_element(self, savedmodels: Path) -> None:
@@ -243,13 +243,13 @@ class TestTensors:
 
     def test_a_model_may_have_inputs_of_different_types(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "mixed", "cpu", {})
-        given = {
+        tensors = {
             "number": np.array([[1, 2], [3, 4]], np.float32),
             "id": np.array([7, 8]),
             "name": np.array([b"a", "ü".encode()], object),
         }
 
-        found = infer(bind(backend), [given[spec.name] for spec in backend.graph.inputs], (0, 1))
+        found = infer(bind(backend), [tensors[spec.name] for spec in backend.graph.inputs], (0, 1))
 
         by_name = {spec.name: array.tolist() for spec, array in zip(backend.graph.outputs, found, strict=True)}
         assert by_name == {"text": [b"a:7", "ü:8".encode()], "sum": [3.0, 7.0]}
@@ -348,9 +348,9 @@ class TestOwnership:
         backend = load(savedmodels / name, "cpu", {})
         binding = bind(backend)
         shapes = [(4, *(3 if dim < 0 else dim for dim in spec.shape[1:])) for spec in backend.graph.inputs]
-        given = [sample(spec.datatype, shape) for spec, shape in zip(backend.graph.inputs, shapes, strict=True)]
+        arrays = [sample(spec.datatype, shape) for spec, shape in zip(backend.graph.inputs, shapes, strict=True)]
 
-        found = infer(binding, given, tuple(range(len(backend.graph.outputs))))
+        found = infer(binding, arrays, tuple(range(len(backend.graph.outputs))))
 
         for buffer in binding.acquire_buffers(4, shapes):
             assert buffer is not None
@@ -373,10 +373,10 @@ class TestOwnership:
         binding = bind(load(savedmodels / "mlp", "cpu", {}))
         x = np.ones((2, 64), np.float32)
         first = infer(binding, [x])[0]
-        kept = first.copy()
+        copy = first.copy()
         first[...] = -1
 
-        np.testing.assert_array_equal(kept, infer(binding, [x])[0])
+        np.testing.assert_array_equal(copy, infer(binding, [x])[0])
 
     def test_the_number_of_cached_buffers_is_limited(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "contract_free", "cpu", {})
@@ -389,10 +389,10 @@ class TestOwnership:
     def test_the_number_of_cached_output_selections_is_limited(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "types", "cpu", {})
         binding = bind(backend)
-        given = [sample(spec.datatype, (1, 3)) for spec in backend.graph.inputs]
+        arrays = [sample(spec.datatype, (1, 3)) for spec in backend.graph.inputs]
         for first in range(6):
             for second in range(7):
-                infer(binding, given, (first, second))
+                infer(binding, arrays, (first, second))
 
         assert len(backend.open_session()._callables) <= MAX_CALLABLES
 
@@ -430,9 +430,9 @@ class TestFailures:
 
     def test_a_wrong_shape_in_a_function_has_the_message_of_tensorflow(self, savedmodels: Path) -> None:
         binding = bind(load(savedmodels / "module", "cpu", {}))
-        given = {"x": np.ones((1, 3), np.float32), "offset": np.ones(1, np.float32)}
+        tensors = {"x": np.ones((1, 3), np.float32), "offset": np.ones(1, np.float32)}
 
-        error = failure(binding, *(given[spec.name] for spec in binding._inputs))
+        error = failure(binding, *(tensors[spec.name] for spec in binding._inputs))
 
         assert error.code is Code.INVALID
         assert error.message in {"Incompatible shapes: [1,3] vs. [2]", "Incompatible shapes: [2] vs. [1,3]"}
@@ -598,6 +598,11 @@ class TestOptions:
         assert error.message.startswith("device 'cuda:99' is configured, but TensorFlow 2.")
 
         assert refusal(savedmodels / "mlp", "tpu:0").code is Code.INVALID
+
+
+@pytest.mark.parametrize(("name", "expected"), [("compiled", True), ("module", False)])
+def test_functions_that_xla_compiles_are_detected(savedmodels: Path, name: str, expected: bool) -> None:
+    assert load(savedmodels / name, "cpu", {}).compiles_each_size is expected
 
 
 @needs_compiler

@@ -104,13 +104,13 @@ runtime.write(there, 0, b"from there")
 runtime.close_handle(there, 0)
 print(into.decode(), runtime.device_count())
 """
-        said = subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-c", program], env=os.environ | environment, check=True, capture_output=True, text=True
         )
         into = bytearray(10)
         runtime.read(pointer, 0, memoryview(into))
 
-        assert said.stdout.split("\n")[0] == "from here 2"
+        assert child.stdout.split("\n")[0] == "from here 2"
         assert bytes(into) == b"from there"
         runtime.free(pointer, 0)
 
@@ -250,8 +250,8 @@ def test_a_runtime_with_missing_libraries_is_an_error() -> None:
     + [(status, DeviceLost, Code.NOT_READY) for status in sorted(LOST_STATUSES)],
 )
 def test_a_cuda_error_becomes_an_infer_error_by_its_status(status: int, kind: type, code: Code) -> None:
-    made = to_infer_error(CudaError(status, "cudaMalloc", "words"))
+    error = to_infer_error(CudaError(status, "cudaMalloc", "words"))
 
-    assert type(made) is kind
-    assert made.code is code
-    assert made.message == f"cudaMalloc: CUDA error {status}: words"
+    assert type(error) is kind
+    assert error.code is code
+    assert error.message == f"cudaMalloc: CUDA error {status}: words"

@@ -32,10 +32,10 @@ def runtime() -> Pinned:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> SharedArrays:
-    made = SharedArrays(tmp_path)
+    arrays = SharedArrays(tmp_path)
     for name in "abc":
-        made.hold(name, np.zeros(SIZE, np.uint8))
-    return made
+        arrays.hold(name, np.zeros(SIZE, np.uint8))
+    return arrays
 
 
 def memory(shared: SharedArrays, name: str) -> Any:

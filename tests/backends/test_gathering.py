@@ -58,11 +58,11 @@ def test_gathered_rows_are_concatenated(rows: list[int], length: int, kind: str)
 def test_many_parts_are_copied_by_one_kernel_call_per_1024(
     monkeypatch: pytest.MonkeyPatch, count: int, calls: int
 ) -> None:
-    made: list[int] = []
+    counts: list[int] = []
     real = gathering._readv_without_gil()
 
     def call(*takes: Any) -> int:
-        made.append(takes[4])
+        counts.append(takes[4])
         done: int = real(*takes)
         return done
 
@@ -70,7 +70,7 @@ def test_many_parts_are_copied_by_one_kernel_call_per_1024(
     parts = [numbers(1, MUCH if count < 1024 else NUMPY_GIL_ELEMENTS + 1, first=place) for place in range(count)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
-    assert (len(made), sum(made)) == (calls, count if calls else 0)
+    assert (len(counts), sum(counts)) == (calls, count if calls else 0)
 
 
 def test_numpy_copies_the_parts_without_process_vm_readv(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,17 +122,17 @@ def shared(tmp_path: Path) -> SharedArrays:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of parts of each call of the kernel."""
-    made: list[int] = []
+    counts: list[int] = []
     for name in ("_readv_without_gil", "_readv_holding_gil"):
         real = getattr(gathering, name)()
 
         def call(*takes: Any, real: Any = real) -> int:
-            made.append(takes[4])
+            counts.append(takes[4])
             done: int = real(*takes)
             return done
 
         monkeypatch.setattr(gathering, name, lambda call=call: call)
-    return made
+    return counts
 
 
 @pytest.mark.parametrize("length", [2, NUMPY_GIL_ELEMENTS + 1, 2 * MUCH])
@@ -142,19 +142,19 @@ def test_rows_in_shared_memory_are_read_in_the_same_call_as_other_rows(
 ) -> None:
     rows = [numbers(1, length, first=place) for place in range(3 + beside)]
     parts: list[Any] = [shared.hold(str(number), row) if number % 2 == 0 else row for number, row in enumerate(rows)]
-    made = counted(monkeypatch)
+    counts = counted(monkeypatch)
 
     np.testing.assert_array_equal(together(parts), np.concatenate(rows))
-    assert made == ([len(rows)] if length > NUMPY_GIL_ELEMENTS else [])
+    assert counts == ([len(rows)] if length > NUMPY_GIL_ELEMENTS else [])
 
 
 def test_up_to_1024_rows_in_shared_memory_take_one_call(shared: SharedArrays, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = numbers(1500, NUMPY_GIL_ELEMENTS + 1)
-    whole = shared.hold("r", rows)
-    made = counted(monkeypatch)
+    shared_rows = shared.hold("r", rows)
+    counts = counted(monkeypatch)
 
-    np.testing.assert_array_equal(together([whole[row : row + 1] for row in range(1500)]), rows)
-    assert made == [1024, 476]
+    np.testing.assert_array_equal(together([shared_rows[row : row + 1] for row in range(1500)]), rows)
+    assert counts == [1024, 476]
 
 
 @pytest.mark.parametrize("size", [0, 4096])
@@ -219,9 +219,9 @@ def test_parts_that_do_not_fill_the_buffer_are_an_error(shared: SharedArrays, le
     buffer = np.zeros((2, length), np.float32)
     parts = [numbers(1, length)] * rows if rows > 1 else [numbers(3, length)]
     wrong = "could not broadcast|different structures|Output array is the wrong shape"
-    for given_parts in (parts, [shared.hold("r", parts[0]), *parts[1:]]):
+    for parts_given in (parts, [shared.hold("r", parts[0]), *parts[1:]]):
         with pytest.raises(ValueError, match=wrong):
-            gather(given_parts, buffer)
+            gather(parts_given, buffer)
 
         assert not buffer.any()
 
@@ -259,10 +259,10 @@ def test_large_copies_release_the_gil() -> None:
 )
 def test_missing_rows_are_copies_of_the_last_row(rows: int, missing: int, length: int, kind: str) -> None:
     buffer = numbers(rows + missing, length, kind)
-    wanted = np.concatenate([buffer[:rows]] + [buffer[rows - 1 : rows]] * missing)
+    expected = np.concatenate([buffer[:rows]] + [buffer[rows - 1 : rows]] * missing)
     repeat_last_row(buffer, rows)
 
-    np.testing.assert_array_equal(buffer, wanted)
+    np.testing.assert_array_equal(buffer, expected)
 
 
 @given(

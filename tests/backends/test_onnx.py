@@ -71,12 +71,12 @@ def test_every_datatype_is_returned_unchanged(path: Path, name: str, shape: list
     backend = identity(path, DATATYPES[name].onnx_code, shape)
     signature = backend.graph if shape == [2, 3] else batched(backend.graph)
     binding = backend.bind(signature, 1 if shape == [2, 3] else 4)
-    given = sample(name, (2, 5, 3) if len(shape) == 3 else (2, 3))
+    array = sample(name, (2, 5, 3) if len(shape) == 3 else (2, 3))
 
     for _ in range(2):
-        (given_back,) = infer(binding, [given])
-        np.testing.assert_array_equal(given, given_back)
-        assert given.dtype == given_back.dtype
+        (given_back,) = infer(binding, [array])
+        np.testing.assert_array_equal(array, given_back)
+        assert array.dtype == given_back.dtype
 
     assert backend.graph.inputs[0].datatype == name
 
@@ -180,12 +180,12 @@ class TestOutputs:
         binding = backend.bind(batched(backend.graph) if rows == "N" else backend.graph, 2)
 
         for scale in (1, 2):
-            given = scale * np.array([[1, -2], [3, 4]], np.float32)
+            array = scale * np.array([[1, -2], [3, 4]], np.float32)
 
-            same, positive = infer(binding, [given], (0, 1))
+            same, positive = infer(binding, [array], (0, 1))
 
-            assert same.tolist() == given.tolist()
-            assert positive.tolist() == np.maximum(given, 0).tolist()
+            assert same.tolist() == array.tolist()
+            assert positive.tolist() == np.maximum(array, 0).tolist()
 
     def test_outputs_with_other_rows_than_the_input_are_returned_whole(self, path: Path) -> None:
         """The model declares M rows: the run with bound outputs fails once, and later runs use unbound outputs."""
@@ -453,16 +453,16 @@ class TestErrors:
 
 class TestOptions:
     def test_the_default_session_options_suit_a_shared_machine(self) -> None:
-        made = session_options({})
+        options = session_options({})
 
-        assert usable_cpus() == made.intra_op_num_threads
-        assert made.inter_op_num_threads == 1
+        assert usable_cpus() == options.intra_op_num_threads
+        assert options.inter_op_num_threads == 1
         for name in ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning"):
-            assert made.get_session_config_entry(name) == "0"
-        assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+            assert options.get_session_config_entry(name) == "0"
+        assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
 
     def test_options_reach_the_session(self) -> None:
-        made = session_options(
+        options = session_options(
             {
                 "intra_op_thread_count": "3",
                 "inter_op_thread_count": "2",
@@ -474,15 +474,15 @@ class TestOptions:
             }
         )
 
-        assert (made.intra_op_num_threads, made.inter_op_num_threads) == (3, 2)
-        assert made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
-        assert (made.enable_cpu_mem_arena, made.enable_mem_pattern) == (False, True)
-        assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        assert made.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+        assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
+        assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+        assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, True)
+        assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
 
 
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_a_run_releases_the_gil(path: Path, wanted: int) -> None:
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_run_releases_the_gil(path: Path, position: int) -> None:
     """Output 0 is bound, output 1 is too large for it."""
     size = 1024
     nodes = [node("MatMul", [f"v{i}" if i else "x", "w"], [f"v{i + 1}"]) for i in range(10)]
@@ -491,9 +491,9 @@ def test_a_run_releases_the_gil(path: Path, wanted: int) -> None:
     save(path, nodes, [value("x", FLOAT, ["N", size])], outputs, {"w": np.zeros((size, size), np.float32)})
     backend = load(path, "cpu", {"intra_op_thread_count": "1"})
     binding = backend.bind(batched(backend.graph), 64)
-    infer(binding, [np.zeros((64, size), np.float32)], (wanted,))
+    infer(binding, [np.zeros((64, size), np.float32)], (position,))
 
-    assert gil.is_left_by(lambda: binding.run((wanted,)))
+    assert gil.is_left_by(lambda: binding.run((position,)))
 
 
 def test_closing_frees_the_session_and_the_buffers(path: Path) -> None:

@@ -59,7 +59,7 @@ def fill(binding: CudaBinding, *inputs: Array) -> None:
 
 def refusal(path: Path, ground: FakeGround, device: int = 0, **options: str) -> InferError:
     with pytest.raises(InferError) as caught:
-        load_on_gpu(path, device, {name.replace("__", "."): said for name, said in options.items()}, ground)
+        load_on_gpu(path, device, {name.replace("__", "."): value for name, value in options.items()}, ground)
     return caught.value
 
 
@@ -114,12 +114,12 @@ class TestRun:
         path = pipe(tmp_path / "model.onnx", ["N", 3], DATATYPES[name].onnx_code)
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         bits = np.random.default_rng(7).integers(0, 2, (2, 3 * DATATYPES[name].size_bytes), np.uint8)
-        given = bits.view(DATATYPES[name].dtype)
+        array = bits.view(DATATYPES[name].dtype)
 
-        (given_back,) = infer(binding, [given])
+        (given_back,) = infer(binding, [array])
 
-        np.testing.assert_array_equal(given, given_back)
-        assert given.dtype == given_back.dtype
+        np.testing.assert_array_equal(array, given_back)
+        assert array.dtype == given_back.dtype
         assert runtime.copies == {"h2d": 1, "d2h": 1}
 
     def test_large_outputs_are_copied_from_the_slab(self, runtime: FakeRuntime, tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ class TestRun:
         )
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         for rows, width in [(1, 1), (4, 100), (2, 3), (4, 1000), (1, 1), (4, 100)]:
-            given = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+            array = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
 
-            np.testing.assert_array_equal(given.sum(axis=1), infer(binding, [given])[0])
+            np.testing.assert_array_equal(array.sum(axis=1), infer(binding, [array])[0])
         assert runtime.alive["device"] == 2
         assert runtime.alive["pinned"] == 2
 
@@ -228,11 +228,11 @@ class TestBackend:
     def test_nodes_kept_by_a_hook_do_not_keep_the_session(self, runtime: FakeRuntime, path: Path) -> None:
         ground = FakeGround(runtime)
         backend = load_on_gpu(path, 0, {}, ground)
-        kept = list(backend.node_inputs)
+        nodes = list(backend.node_inputs)
         backend.close()
 
         assert not ground.sessions
-        assert kept == [Node("x", "tensor(float)", ["N", 4])]
+        assert nodes == [Node("x", "tensor(float)", ["N", 4])]
 
     def test_a_backend_can_be_closed_during_a_run(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
@@ -254,13 +254,13 @@ class TestBackend:
 
     def test_an_acquired_array_keeps_its_pinned_memory_alive(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
-        (kept,) = bound(backend).acquire_buffers(4, [(4, 4)])
+        (array,) = bound(backend).acquire_buffers(4, [(4, 4)])
         backend.close()
 
-        assert kept is not None
-        assert kept.sum() == 0
+        assert array is not None
+        assert array.sum() == 0
         assert runtime.alive["pinned"] == 1
-        del kept
+        del array
         assert runtime.alive == NOTHING
 
     def test_ordinary_host_memory_is_used_when_pinned_is_off(self, runtime: FakeRuntime, path: Path) -> None:
@@ -311,7 +311,7 @@ class TestFaults:
         )
 
     @pytest.mark.parametrize(
-        ("said", "kind"),
+        ("text", "kind"),
         [
             ("CUDA failure 2: out of memory ; GPU=0", OutOfMemory),
             ("CUDA failure 719: unspecified launch failure", DeviceLost),
@@ -319,12 +319,12 @@ class TestFaults:
         ],
     )
     def test_errors_of_onnx_runtime_are_classified_by_their_text(
-        self, runtime: FakeRuntime, path: Path, said: str, kind: type, monkeypatch: pytest.MonkeyPatch
+        self, runtime: FakeRuntime, path: Path, text: str, kind: type, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         binding: Any = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
 
         def failing(*_: Any) -> None:
-            raise RuntimeError(said)
+            raise RuntimeError(text)
 
         working, binding._run_bound = binding._run_bound, failing
         monkeypatch.setattr(binding._session, "run", failing)
@@ -470,8 +470,8 @@ class TestLoad:
         error = refusal(path, FakeGround(runtime, fails=lambda options: RuntimeError(text)))
 
         assert error.code is Code.UNSUPPORTED
-        said = "CUDA failure 46: busy or unavailable ; GPU=0 ; b.cc ; line=1 ; expr=f()"
-        assert error.message == f"device 'cuda:0' cannot be used: {said}"
+        redacted = "CUDA failure 46: busy or unavailable ; GPU=0 ; b.cc ; line=1 ; expr=f()"
+        assert error.message == f"device 'cuda:0' cannot be used: {redacted}"
         assert runtime.alive == NOTHING
 
     def test_a_failed_load_leaves_no_device_memory(self, runtime: FakeRuntime, path: Path) -> None:
@@ -491,9 +491,9 @@ class TestLoad:
         assert options["device_id"] == "1"
         assert options["use_tf32"] == "0"
         assert int(options["user_compute_stream"])
-        assert ground.made[0].intra_op_num_threads == 1
+        assert ground.session_options[0].intra_op_num_threads == 1
         load_on_gpu(path, 1, {"intra_op_thread_count": "3"}, ground)
-        assert ground.made[1].intra_op_num_threads == 3
+        assert ground.session_options[1].intra_op_num_threads == 3
 
     def test_the_tensorrt_provider_comes_first_and_runs_are_padded_to_its_profiles(
         self, runtime: FakeRuntime, path: Path, tmp_path: Path

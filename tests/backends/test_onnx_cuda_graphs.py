@@ -37,10 +37,10 @@ WORDS = (
 @pytest.fixture(autouse=True)
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """A gate for the test alone: the gate of the process stays open for other tests."""
-    made = Gate()
+    new_gate = Gate()
     for module in (cuda_gate, cuda_calls, onnx_cuda, onnx_cuda_session, onnx_cuda_binding, onnx_cuda_slabs, fake_cuda):
-        monkeypatch.setattr(module, "GATE", made)
-    return made
+        monkeypatch.setattr(module, "GATE", new_gate)
+    return new_gate
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def session_of(ground: FakeGround) -> FakeSession:
     return session
 
 
-def check(binding: CudaBinding, rows: int, first: float = 0.0, wanted: tuple[int, ...] = (0, 1)) -> None:
-    given = float_rows(rows, first)
-    whole: list[Array] = [given * 2, given.sum(axis=1)]
-    for position, output in zip(wanted, infer(binding, [given], wanted), strict=True):
-        np.testing.assert_array_equal(whole[position], output)
+def check(binding: CudaBinding, rows: int, first: float = 0.0, positions: tuple[int, ...] = (0, 1)) -> None:
+    array = float_rows(rows, first)
+    all_outputs: list[Array] = [array * 2, array.sum(axis=1)]
+    for position, output in zip(positions, infer(binding, [array], positions), strict=True):
+        np.testing.assert_array_equal(all_outputs[position], output)
 
 
 def test_only_prepared_sizes_are_replayed(runtime: FakeRuntime, path: Path) -> None:
@@ -137,8 +137,8 @@ def test_a_graph_serves_any_selection_of_outputs(runtime: FakeRuntime, path: Pat
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
     prepare(binding, 4)
-    for wanted in [(0,), (1,), (1, 0)]:
-        check(binding, 4, wanted=wanted)
+    for positions in [(0,), (1,), (1, 0)]:
+        check(binding, 4, positions=positions)
 
     assert session_of(ground).replays == ["1"] * 3
 
@@ -194,10 +194,10 @@ def test_growing_a_slab_discards_its_graphs(runtime: FakeRuntime, tmp_path: Path
     binding = backend.bind(batched(backend.graph), 2)
     assert isinstance(binding, CudaBinding)
     binding.prepare(2, [(2, 3)])
-    given = np.ones((2, 3), np.float32)
-    assert infer(binding, [given])[0].tolist() == [3, 3]
+    array = np.ones((2, 3), np.float32)
+    assert infer(binding, [array])[0].tolist() == [3, 3]
     assert infer(binding, [np.ones((2, 100), np.float32)])[0].tolist() == [100, 100]
-    assert infer(binding, [given])[0].tolist() == [3, 3]
+    assert infer(binding, [array])[0].tolist() == [3, 3]
 
     assert session_of(ground).replays == ["1"]
 
@@ -206,9 +206,9 @@ def test_a_shared_tensor_is_copied_to_the_input_of_the_graph(runtime: FakeRuntim
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
     prepare(binding, 4)
-    given = FakeMemory.holding(runtime, float_rows(4, 5.0))
+    memory = FakeMemory.holding(runtime, float_rows(4, 5.0))
     binding.acquire_buffers(4, [(4, 4)])
-    binding.set_input_parts(0, [DeviceArray(given, 0, (4, 4), np.dtype(np.float32))])
+    binding.set_input_parts(0, [DeviceArray(memory, 0, (4, 4), np.dtype(np.float32))])
 
     np.testing.assert_array_equal(float_rows(4, 5.0) * 2, binding.run((0,))[0])
     assert session_of(ground).replays == ["1"]
@@ -219,9 +219,9 @@ def test_shared_rows_are_padded_to_the_bucket_of_the_graph(runtime: FakeRuntime,
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground, rows="1,8")
     prepare(binding, 8)
-    given = FakeMemory.holding(runtime, float_rows(3, 5.0))
+    memory = FakeMemory.holding(runtime, float_rows(3, 5.0))
     binding.acquire_buffers(3, [(3, 4)])
-    binding.set_input_parts(0, [DeviceArray(given, 0, (3, 4), np.dtype(np.float32))])
+    binding.set_input_parts(0, [DeviceArray(memory, 0, (3, 4), np.dtype(np.float32))])
 
     np.testing.assert_array_equal(float_rows(3, 5.0) * 2, binding.run((0,))[0])
     assert session_of(ground).replays == ["1"]
@@ -375,9 +375,9 @@ def test_graphs_are_off_when_every_run_shrinks_the_arena(runtime: FakeRuntime, p
 
 
 def test_invalid_graph_options_are_rejected(runtime: FakeRuntime, path: Path) -> None:
-    for said in ({"penstock.gpu_graphs": "yes"}, {"penstock.gpu_graphs": "1", "penstock.rows": "1,two"}):
+    for options in ({"penstock.gpu_graphs": "yes"}, {"penstock.gpu_graphs": "1", "penstock.rows": "1,two"}):
         with pytest.raises(InferError, match=r"option 'penstock\.\w+' must ") as caught:
-            load_on_gpu(path, 0, said, FakeGround(runtime))
+            load_on_gpu(path, 0, options, FakeGround(runtime))
         assert caught.value.code is Code.INVALID
     with pytest.raises(InferError, match="with TensorRT"):
         load_on_gpu(path, 0, {"penstock.gpu_graphs": "1", "penstock.tensorrt": "1"}, FakeGround(runtime))
@@ -434,17 +434,17 @@ class TestGate:
     def test_exclusive_entry_blocks_no_short_uses_while_it_waits_for_a_load(self, gate: Gate) -> None:
         gate.enable()
         order: list[str] = []
-        asked = threading.Event()
+        requested = threading.Event()
 
         def capture() -> None:
-            asked.set()
+            requested.set()
             with gate.exclusive():
                 order.append("alone")
 
         with ThreadPoolExecutor(2) as pool:
             with gate.shared(long=True):
                 waiting = pool.submit(capture)
-                assert asked.wait(PATIENCE_S)
+                assert requested.wait(PATIENCE_S)
                 for _ in range(3):
                     pool.submit(self._use, gate, order).result(PATIENCE_S)
             waiting.result(PATIENCE_S)

@@ -38,9 +38,9 @@ def binding(runtime: FakeRuntime, tmp_path: Path) -> CudaBinding:
 
 def bound(path: Path, ground: FakeGround, rows: int = 8) -> CudaBinding:
     backend = load_on_gpu(path, 0, {}, ground)
-    made = backend.bind(batched(backend.graph), rows)
-    assert isinstance(made, CudaBinding)
-    return made
+    binding = backend.bind(batched(backend.graph), rows)
+    assert isinstance(binding, CudaBinding)
+    return binding
 
 
 def shared(runtime: FakeRuntime, array: Array, device: int = 0) -> DeviceArray:
@@ -58,10 +58,12 @@ def content(array: DeviceArray) -> Array:
     return np.frombuffer(raw, array.dtype).reshape(array.shape)
 
 
-def run(binding: CudaBinding, rows: int, parts: Sequence[Array | DeviceArray], wanted: tuple[int, ...] = (0,)) -> Array:
+def run(
+    binding: CudaBinding, rows: int, parts: Sequence[Array | DeviceArray], positions: tuple[int, ...] = (0,)
+) -> Array:
     binding.acquire_buffers(rows, [(rows, 4)])
     binding.set_input_parts(0, parts)
-    result: Array = binding.run(wanted)[0]
+    result: Array = binding.run(positions)[0]
     return result
 
 
@@ -90,10 +92,10 @@ def test_parts_of_all_kinds_are_concatenated_and_padded_with_the_last_row(
     runtime: FakeRuntime, binding: CudaBinding
 ) -> None:
     first, second, third = float_rows(2, 1.0), float_rows(1, 50.0), float_rows(2, 90.0)
-    whole = np.concatenate([first, second, third])
+    joined = np.concatenate([first, second, third])
     result = run(binding, 8, [shared(runtime, first), second, shared(runtime, third)])
 
-    np.testing.assert_array_equal(whole * 2, result[:5])
+    np.testing.assert_array_equal(joined * 2, result[:5])
     np.testing.assert_array_equal(np.repeat(third[-1:], 3, axis=0) * 2, result[5:])
 
 
@@ -290,7 +292,7 @@ def test_inaccessible_shared_memory_fails_only_its_own_run(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeRuntime, CudaBinding]:
+def runtime_and_binding(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeRuntime, CudaBinding]:
     runtime = FakeRuntime()
     path = contract_model("rows", tmp_path_factory.mktemp("model") / "model.onnx")
     return runtime, bound(path, FakeGround(runtime), 16)
@@ -299,9 +301,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeRuntime, CudaBin
 @settings(max_examples=25, deadline=None)
 @given(requests=st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=5))
 def test_any_mix_of_shared_and_host_tensors_returns_the_right_rows(
-    made: tuple[FakeRuntime, CudaBinding], requests: list[tuple[int, bool, bool]]
+    runtime_and_binding: tuple[FakeRuntime, CudaBinding], requests: list[tuple[int, bool, bool]]
 ) -> None:
-    runtime, binding = made
+    runtime, binding = runtime_and_binding
     rows = sum(count for count, _, _ in requests)
     parts: list[Array | DeviceArray] = []
     targets = []
@@ -312,13 +314,13 @@ def test_any_mix_of_shared_and_host_tensors_returns_the_right_rows(
         if goes_there:
             targets.append((first, room(runtime, (count, 4))))
         first += count
-    whole = np.concatenate([np.asarray(part) for part in parts])
+    joined = np.concatenate([np.asarray(part) for part in parts])
     binding.acquire_buffers(rows, [(rows, 4)])
     binding.set_input_parts(0, parts)
     aimed = bool(targets) and binding.set_output_targets(0, targets)
     (doubled,) = binding.run((0,))
 
-    expected = whole * 2
+    expected = joined * 2
     for start, target in targets:
         assert aimed
         np.testing.assert_array_equal(expected[start : start + len(target)], content(target))

@@ -111,8 +111,8 @@ class TestErrorText:
     def test_error_text_does_not_reveal_the_host_or_its_paths(self) -> None:
         error = run_error(RuntimeError(FROM_CUDA.format(2, "out of memory")), on_gpu=True)
 
-        said = "CUDA failure 2: out of memory ; GPU=1 ; cuda_allocator.cc ; line=47 ; expr=cudaMalloc((void**)&p, size)"
-        assert error.message == f"onnx runtime error 6: Exception during initialization: {said}"
+        text = "CUDA failure 2: out of memory ; GPU=1 ; cuda_allocator.cc ; line=47 ; expr=cudaMalloc((void**)&p, size)"
+        assert error.message == f"onnx runtime error 6: Exception during initialization: {text}"
 
     def test_the_json_of_a_convolution_plan_is_left_out_of_error_text(self) -> None:
         text = NODE + 'Failed to initialize CUDNN Frontend: no engine with the cudnn frontend json:\n{"context": {}}'
@@ -187,15 +187,17 @@ class TestFailedRun:
                     infer(binding, [np.ones(1, np.float32)])
 
 
-@pytest.mark.parametrize(("said", "kept"), [(None, "1"), ("0", "0")])
-def test_telemetry_of_onnx_runtime_is_off_unless_the_operator_turns_it_on(said: str | None, kept: str) -> None:
+@pytest.mark.parametrize(("environment_value", "telemetry"), [(None, "1"), ("0", "0")])
+def test_telemetry_of_onnx_runtime_is_off_unless_the_operator_turns_it_on(
+    environment_value: str | None, telemetry: str
+) -> None:
     environment = {name: word for name, word in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
-    if said is not None:
-        environment["ORT_DISABLE_TELEMETRY"] = said
+    if environment_value is not None:
+        environment["ORT_DISABLE_TELEMETRY"] = environment_value
     program = "import os, penstock.backends; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
-    assert ended.stdout.strip() == kept
+    assert ended.stdout.strip() == telemetry
 
 
 @pytest.mark.parametrize("options", [{}, {FREE_ROWS: "1"}])

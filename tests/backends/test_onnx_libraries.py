@@ -29,11 +29,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    made = tmp_path / "with space" / "libcounting.so"
-    made.parent.mkdir()
-    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(made)]
+    path = tmp_path / "with space" / "libcounting.so"
+    path.parent.mkdir()
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
     subprocess.run(command, input=SOURCE, text=True, check=True, timeout=60)
-    return made
+    return path
 
 
 @needs_compiler

@@ -38,9 +38,9 @@ def refused(call: Any, *args: Any, **named: Any) -> InferError:
 
 class TestCuda:
     def test_a_model_may_override_the_defaults_of_the_cuda_provider(self) -> None:
-        made = cuda_options(2, {}, 77, graphs=False)
+        options = cuda_options(2, {}, 77, graphs=False)
 
-        assert made == {
+        assert options == {
             "cudnn_conv_algo_search": "HEURISTIC",
             "cudnn_conv_use_max_workspace": "1",
             "do_copy_in_default_stream": "1",
@@ -49,12 +49,17 @@ class TestCuda:
             "user_compute_stream": "77",
             "enable_cuda_graph": "0",
         }
-        said = {"cuda.cudnn_conv_algo_search": "EXHAUSTIVE", "cuda.gpu_mem_limit": "5", "tensorrt.x": "1", "other": "2"}
-        made = cuda_options(0, said, 0, graphs=True, budget_bytes=9)
-        assert made["cudnn_conv_algo_search"] == "EXHAUSTIVE"
-        assert made["gpu_mem_limit"] == "5"
-        assert made["enable_cuda_graph"] == "1"
-        assert not {"x", "other"} & set(made)
+        model_options = {
+            "cuda.cudnn_conv_algo_search": "EXHAUSTIVE",
+            "cuda.gpu_mem_limit": "5",
+            "tensorrt.x": "1",
+            "other": "2",
+        }
+        options = cuda_options(0, model_options, 0, graphs=True, budget_bytes=9)
+        assert options["cudnn_conv_algo_search"] == "EXHAUSTIVE"
+        assert options["gpu_mem_limit"] == "5"
+        assert options["enable_cuda_graph"] == "1"
+        assert not {"x", "other"} & set(options)
 
     def test_the_arena_grows_by_the_requested_size_only_with_configured_rows(self) -> None:
         assert cuda_options(0, {"penstock.rows": "1,2"}, 0, graphs=False)["arena_extend_strategy"] == "kSameAsRequested"
@@ -126,9 +131,9 @@ class TestTensorrt:
 
     def test_the_folders_of_the_engine_cache_are_created(self, path: Path, tmp_path: Path) -> None:
         folder = tmp_path / "a" / "b"
-        made = tensorrt_options(path, 0, {"tensorrt.trt_engine_cache_path": str(folder)}, 77, FakeRuntime())
+        options = tensorrt_options(path, 0, {"tensorrt.trt_engine_cache_path": str(folder)}, 77, FakeRuntime())
         assert folder.is_dir()
-        assert Path(made["trt_timing_cache_path"]).is_dir()
+        assert Path(options["trt_timing_cache_path"]).is_dir()
         error = refused(tensorrt_options, path, 0, {"penstock.engine_cache": str(path)}, 77, FakeRuntime())
         assert error.code is Code.INVALID
         assert "engines cannot be stored in" in error.message
@@ -144,10 +149,10 @@ class TestTensorrt:
             "penstock.engine_cache": str(tmp_path / "engines"),
             "penstock.rows": "1,4,8",
         }
-        made = tensorrt_options(path, 1, options, 77, FakeRuntime())
+        provider_options = tensorrt_options(path, 1, options, 77, FakeRuntime())
         folder = str(tmp_path / "engines" / engine_key(path, 1, FakeRuntime()))
 
-        assert made == {
+        assert provider_options == {
             "trt_engine_cache_enable": "1",
             "trt_engine_cache_path": folder,
             "trt_timing_cache_enable": "1",

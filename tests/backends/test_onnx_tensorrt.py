@@ -15,11 +15,11 @@ from tests.backends.onnx_models import contract_model
 PATHS = ("trt_engine_cache_path", "trt_timing_cache_path")
 
 
-def paths(tmp_path: Path, **said: str) -> set[str]:
+def paths(tmp_path: Path, **folders: str) -> set[str]:
     runtime: Any = FakeRuntime()
-    options = {name.replace("__", "."): value for name, value in said.items()}
-    made = tensorrt_options(contract_model("rows", tmp_path / "model.onnx"), 0, options, 1, runtime)
-    return {str(Path(made[name]).relative_to(tmp_path).parts[0]) for name in PATHS}
+    options = {name.replace("__", "."): value for name, value in folders.items()}
+    provider_options = tensorrt_options(contract_model("rows", tmp_path / "model.onnx"), 0, options, 1, runtime)
+    return {str(Path(provider_options[name]).relative_to(tmp_path).parts[0]) for name in PATHS}
 
 
 def test_engines_are_stored_in_the_users_cache_folder_or_a_configured_one(
@@ -40,9 +40,9 @@ def test_a_missing_home_folder_is_an_error_unless_engine_folders_are_configured(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nobody)
-    said = {f"tensorrt__{name}": str(tmp_path / "said") for name in PATHS}
+    folders = {f"tensorrt__{name}": str(tmp_path / "said") for name in PATHS}
 
-    assert paths(tmp_path, **said) == {"said"}
+    assert paths(tmp_path, **folders) == {"said"}
     with pytest.raises(InferError, match="TensorRT engines cannot be stored: the user has no home folder; ") as caught:
         paths(tmp_path)
     assert caught.value.code is Code.INVALID

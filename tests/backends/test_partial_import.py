@@ -67,8 +67,8 @@ def test_the_whole_package_is_imported_when_a_part_fails() -> None:
 
 
 def test_an_imported_package_is_kept_and_a_missing_one_is_ignored() -> None:
-    whole = __import__(PACKAGE)
+    package = __import__(PACKAGE)
     import_parts(PACKAGE, ["inner.part"])
     import_parts("partial_stock_that_nobody_has", ["part"])
 
-    assert sys.modules[PACKAGE] is whole
+    assert sys.modules[PACKAGE] is package

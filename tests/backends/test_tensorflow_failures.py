@@ -23,7 +23,7 @@ class OpError(Exception):
 
 # Recorded from TensorFlow 2.21, except the last three, which are known from older versions.
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "is_message"),
     [
         ("Matrix size-incompatible: In[0]: [2,3], In[1]: [4,4]\n\t [[{{node MatMul}}]]", None),
         (
@@ -100,8 +100,8 @@ class OpError(Exception):
         ),
     ],
 )
-def test_error_text_is_the_message_of_the_operation_only(said: str, told: str | None) -> None:
-    assert error_text(OpError(said, 3), MODEL) == (said.partition("\n")[0] if told is None else told)
+def test_error_text_is_the_message_of_the_operation_only(text: str, is_message: str | None) -> None:
+    assert error_text(OpError(text, 3), MODEL) == (text.partition("\n")[0] if is_message is None else is_message)
 
 
 @given(st.text(max_size=300))
@@ -115,9 +115,9 @@ def test_any_message_becomes_an_infer_error(text: str, code: int) -> None:
 
 
 def test_a_message_that_is_not_utf8_is_escaped_and_an_invalid_request() -> None:
-    said = b"Could not parse example input, value: '\xff\xfegarbage'\n\t [[{{node ParseExample/ParseExampleV2}}]]"
+    message = b"Could not parse example input, value: '\xff\xfegarbage'\n\t [[{{node ParseExample/ParseExampleV2}}]]"
     with pytest.raises(UnicodeDecodeError) as caught:
-        said.decode()
+        message.decode()
 
     refusal = run_error(caught.value)
     assert refusal.code is Code.INVALID
@@ -159,11 +159,11 @@ def test_only_errors_of_the_input_are_invalid_requests(code: int, expected: Code
     [OpError("OOM when allocating tensor", 8), OpError("failed: CUDA_ERROR_OUT_OF_MEMORY: out", 13), MemoryError()],
 )
 def test_out_of_memory_errors_are_recognized(error: Exception) -> None:
-    told = run_error(error)
+    infer_error = run_error(error)
 
-    assert type(told) is OutOfMemory
-    assert (told.code, told.retry_after_ns) == (Code.OVERLOADED, RETRY_AFTER_NS)
-    assert told.message
+    assert type(infer_error) is OutOfMemory
+    assert (infer_error.code, infer_error.retry_after_ns) == (Code.OVERLOADED, RETRY_AFTER_NS)
+    assert infer_error.message
     assert load_error(MemoryError(), MODEL).code is Code.OVERLOADED
 
 

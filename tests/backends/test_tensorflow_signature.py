@@ -58,13 +58,13 @@ def test_cortex_selects_the_only_signature_or_predict(keys: set[str]) -> None:
 
 
 @given(KEYS, st.sampled_from(["predict", "elsewhere"]), st.booleans())
-def test_a_configured_signature_is_selected_or_rejected(keys: set[str], asked: str, cortex: bool) -> None:
+def test_a_configured_signature_is_selected_or_rejected(keys: set[str], selected: str, cortex: bool) -> None:
     signatures: dict[str, Any] = {key: {} for key in keys}
-    if asked in keys:
-        assert choose_key(signatures, asked, cortex=cortex) == asked
+    if selected in keys:
+        assert choose_key(signatures, selected, cortex=cortex) == selected
         return
-    with pytest.raises(InferError, match=f"no signature '{asked}': it has "):
-        choose_key(signatures, asked, cortex=cortex)
+    with pytest.raises(InferError, match=f"no signature '{selected}': it has "):
+        choose_key(signatures, selected, cortex=cortex)
 
 
 def test_tensors_are_in_the_order_of_the_graph() -> None:

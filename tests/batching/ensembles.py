@@ -34,13 +34,13 @@ def step(model: str, inputs: str, outputs: str, version: str = "") -> Step:
     return Step(model, version, *sides)
 
 
-def ensemble_spec(name: str, inputs: str, outputs: str, *steps: Step, **said: Any) -> ModelSpec:
+def ensemble_spec(name: str, inputs: str, outputs: str, *steps: Step, **terms: Any) -> ModelSpec:
     """Make the spec of an ensemble over tensors of four FP32."""
-    rows = said.pop("rows", ROWS)
+    rows = terms.pop("rows", ROWS)
     return ModelSpec(
-        name, said.pop("version", 1), Path(name),
-        inputs=said.pop("takes", None) or tensors(*inputs.split()), outputs=tensors(*outputs.split()),
-        policy=BatchPolicy(max_batch_rows=rows), ensemble=EnsembleSpec(steps), **said,
+        name, terms.pop("version", 1), Path(name),
+        inputs=terms.pop("takes", None) or tensors(*inputs.split()), outputs=tensors(*outputs.split()),
+        policy=BatchPolicy(max_batch_rows=rows), ensemble=EnsembleSpec(steps), **terms,
     )  # fmt: skip
 
 
@@ -55,32 +55,36 @@ class House:
     sink: ListSink = field(default_factory=ListSink)
 
     async def serve(
-        self, name: str, function: Function, inputs: str = "x", outputs: str = "y", *, count: int = 1, **said: Any
+        self, name: str, function: Function, inputs: str = "x", outputs: str = "y", *, count: int = 1, **terms: Any
     ) -> Model:
         """Load a model of a function; `graph`: a Signature other than tensors of four FP32."""
-        model = await self.engine.load(self.spec(name, function, inputs, outputs, count=count, **said))
+        model = await self.engine.load(self.spec(name, function, inputs, outputs, count=count, **terms))
         self.backends[name].runs.clear()  # the warm-up's
         return model
 
-    def spec(self, name: str, function: Function, inputs: str = "x", outputs: str = "y", **said: Any) -> ModelSpec:
+    def spec(self, name: str, function: Function, inputs: str = "x", outputs: str = "y", **terms: Any) -> ModelSpec:
         """Make the spec of a model of a function."""
         sides = [tuple(TensorSpec(each, "FP32", (-1, 4)) for each in side.split()) for side in (inputs, outputs)]
-        graph = said.pop("graph", None) or Signature(sides[0], sides[1])
+        graph = terms.pop("graph", None) or Signature(sides[0], sides[1])
         gate = self.gates[name] = Gate(function)
-        version, said_count = said.pop("version", 1), said.pop("count", 1)
+        version, instance_count = terms.pop("version", 1), terms.pop("count", 1)
         self.backends[name] = FakeBackend(graph, gate)
-        more: dict[str, Any] = {field: said.pop(field) for field in ("hooks", "decoupled") if field in said}
-        more["inputs"] = said.pop("declared", ())
-        policy = BatchPolicy(**{"max_batch_rows": ROWS, "cap_rows": ROWS, "executor": "thread", **said})
-        instances = (InstanceGroup(said_count),)
+        more: dict[str, Any] = {field: terms.pop(field) for field in ("hooks", "decoupled") if field in terms}
+        more["inputs"] = terms.pop("declared", ())
+        policy = BatchPolicy(**{"max_batch_rows": ROWS, "cap_rows": ROWS, "executor": "thread", **terms})
+        instances = (InstanceGroup(instance_count),)
         return ModelSpec(name, version, Path(name), policy=policy, instances=instances, backend="fake", **more)
 
-    def request(self, name: str, *values: float, rows: int = 1, wanted: tuple[int, ...] | None = None) -> InferRequest:
+    def request(
+        self, name: str, *values: float, rows: int = 1, positions: tuple[int, ...] | None = None
+    ) -> InferRequest:
         """Make a request: an input of `rows` rows of each value."""
         model = self.engine.model(name)
         inputs: list[Array | None] = [np.full((rows, 4), value, np.float32) for value in values]
         key = tuple(None if array is None else array.shape[1:] for array in inputs)
-        request = InferRequest(model, inputs, rows, key, model.all_outputs if wanted is None else wanted, self.sink)
+        request = InferRequest(
+            model, inputs, rows, key, model.all_outputs if positions is None else positions, self.sink
+        )
         request.nbytes = sum(array.nbytes for array in inputs if array is not None)
         return request
 
@@ -108,18 +112,18 @@ class House:
 async def house() -> AsyncIterator[House]:
     """Run an Engine for the duration of the block."""
     loop = asyncio.get_running_loop()
-    kept: list[House] = []
+    created: list[House] = []
 
     def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
-        return kept[0].backends[path.name]
+        return created[0].backends[path.name]
 
     engine = Engine(loop, {"fake": load})
-    kept.append(House(engine, loop))
+    created.append(House(engine, loop))
     try:
         async with asyncio.timeout(2 * PATIENCE_S):
-            yield kept[0]
+            yield created[0]
     finally:
-        for gate in kept[0].gates.values():
+        for gate in created[0].gates.values():
             gate.open()
         await engine.stop(PATIENCE_S)
 

@@ -34,8 +34,8 @@ class House:
         self.value = 0.0
 
     async def load(self, name: str = "m", **policy: Any) -> Model:
-        said = {"max_batch_rows": BATCH_ROWS, "cap_rows": BATCH_ROWS, "executor": "loop", **policy}
-        spec = ModelSpec(name, 1, Path("model"), policy=BatchPolicy(**said), backend="fake")
+        terms = {"max_batch_rows": BATCH_ROWS, "cap_rows": BATCH_ROWS, "executor": "loop", **policy}
+        spec = ModelSpec(name, 1, Path("model"), policy=BatchPolicy(**terms), backend="fake")
         model = await self.engine.load(spec)
         before = len(self.sink.requests)
         self.come(model)
@@ -43,11 +43,11 @@ class House:
         self.backend.runs.clear()
         return model
 
-    def come(self, model: Model, rows: int = 1, key: Any = KEYS[0], **said: Any) -> InferRequest:
+    def come(self, model: Model, rows: int = 1, key: Any = KEYS[0], **attributes: Any) -> InferRequest:
         """Submit one more request with a unique value."""
         self.value += 1
         request = fake_request(model, rows, key, value=self.value, sink=self.sink)
-        for name, value in said.items():
+        for name, value in attributes.items():
             setattr(request, name, value)
         self.engine.submit_soon(request)
         return request

@@ -128,8 +128,8 @@ class StreamBinding:
         self._stream.begun.release()
 
     def end(self) -> list[Any]:
-        wanted, self.under_way = self.under_way, None
-        assert wanted is not None
+        positions, self.under_way = self.under_way, None
+        assert positions is not None
         stream = self._stream
         try:
             stream.wait_end(self.stopped)
@@ -137,7 +137,7 @@ class StreamBinding:
         finally:
             self._note("end", self._rows)
         self.device_ns = 1_000 * self._rows
-        return [outputs[position] for position in wanted]
+        return [outputs[position] for position in positions]
 
     def is_done(self) -> bool:
         return self._stream.may_end
@@ -207,12 +207,12 @@ def opened(
     stream: Stream, reopen: Reopen | None = None, device: Device | Devices | None = None,
     predicted_ns: int = AT_ONCE_NS, group: InstanceGroup | None = None, **policy: Any,
 ) -> Iterator[House]:  # fmt: skip
-    said = {"max_batch_rows": 8, **policy}
+    terms = {"max_batch_rows": 8, **policy}
     spec = ModelSpec(
         "m",
         1,
         Path("m"),
-        policy=BatchPolicy(**said),
+        policy=BatchPolicy(**terms),
         instances=(group or InstanceGroup(1, ("cuda:0",)),),
         signature=stream.graph,
     )

@@ -115,7 +115,7 @@ async def follow(it: tuple[Engine, Model], identity: int, flags: str) -> list[tu
 
 
 def answers_of(found: list[list[tuple[float, float | str]]]) -> list[tuple[float, float]]:
-    return [(wanted, answer) for each in found for wanted, answer in each if isinstance(answer, float)]
+    return [(expected, answer) for each in found for expected, answer in each if isinstance(answer, float)]
 
 
 def spec_of(*, direct: bool, instances: tuple[InstanceGroup, ...] = SPEC.instances) -> ModelSpec:
@@ -131,7 +131,7 @@ async def test_each_instance_keeps_its_own_sequence_state(instances: tuple[Insta
 
     assert len(loads.devices) == 2
     assert [len(each) for each in found] == [8] * 12
-    assert all(answer == wanted for each in found for wanted, answer in each)
+    assert all(answer == expected for each in found for expected, answer in each)
 
 
 @pytest.mark.parametrize("instances", [(InstanceGroup(1),), SPEC.instances, TWO_DEVICES])
@@ -151,7 +151,7 @@ async def test_no_answer_of_a_sequence_is_wrong_whatever_happens_to_the_instance
 
     assert [len(each) for each in found] == [11] * 12
     assert len(answers_of(found)) > 20
-    assert all(answer == wanted for wanted, answer in answers_of(found))
+    assert all(answer == expected for expected, answer in answers_of(found))
 
 
 @pytest.mark.parametrize("instances", [SPEC.instances, TWO_DEVICES], ids=["one CPU", "two devices"])
@@ -182,7 +182,7 @@ async def test_no_sequence_is_lost_when_instances_are_added_and_removed(
         assert len(it[1].instances) == len(it[1].placements)
         assert len(it[1].instances) == sum(group.count for group in it[1].spec.instances)
     assert len(loads.devices) > 2
-    assert all(answer == wanted for each in found for wanted, answer in each)
+    assert all(answer == expected for each in found for expected, answer in each)
 
 
 async def test_a_model_is_closed_even_if_a_sequence_keeps_an_ending_instance_alive() -> None:
@@ -201,7 +201,7 @@ async def test_a_sequence_whose_instance_was_lost_must_start_again() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
-        said = [await ask(it, value, identity, flags) for value, identity, flags in (
+        outcomes = [await ask(it, value, identity, flags) for value, identity, flags in (
             (1, 1, "s"), (2, 2, "s"), (7, 1, ""), (3, 2, ""), (4, 2, "s"), (5, 2, "e"), (6, 1, "s"),
         )]  # fmt: skip
 
@@ -209,7 +209,7 @@ async def test_a_sequence_whose_instance_was_lost_must_start_again() -> None:
         "inference request for sequence {} to model 'm' must specify the START flag on the first request of the "
         "sequence: the instance that ran it was lost, with its state"
     )
-    assert said == [1, 2, text.format(1), text.format(2), 4, 9, 6]
+    assert outcomes == [1, 2, text.format(1), text.format(2), 4, 9, 6]
 
 
 async def test_a_sequences_first_request_is_retried_at_its_row_after_a_device_is_lost() -> None:
@@ -223,10 +223,10 @@ async def test_requests_of_a_failed_batch_change_sequence_state_only_once() -> N
     loads = Loads(lambda values: InferError(Code.INVALID, "guilty") if 7 in values else None, direct=False)
     async with served(loads, replace(spec_of(direct=False), instances=(InstanceGroup(1),))) as it:
         await asyncio.gather(*(ask(it, 1, identity, "s") for identity in (1, 2)))
-        said = await asyncio.gather(ask(it, 5, 1), ask(it, 7, 2))
+        outcomes = await asyncio.gather(ask(it, 5, 1), ask(it, 7, 2))
         after = [await ask(it, 1, identity, "e") for identity in (1, 2)]
 
-    assert said[1] == "guilty"
+    assert outcomes[1] == "guilty"
     assert after == [7, 9]
 
 
@@ -237,8 +237,8 @@ async def test_sequences_of_an_unusable_instance_fail_and_new_sequences_start_on
         assert [await ask(it, 1, identity, "s") for identity in (1, 2, 3)] == [1, 1, 1]
         loads.refuses = True
         assert await ask(it, 7, 1) == "lost"
-        said = [await ask(it, 1, identity, flags) for identity, flags in ((3, "e"), (4, "s"), (4, "e"), (2, "e"))]
-        assert said == ["model 'm' lost its device: it does not load", 1, 2, 2]
+        outcomes = [await ask(it, 1, identity, flags) for identity, flags in ((3, "e"), (4, "s"), (4, "e"), (2, "e"))]
+        assert outcomes == ["model 'm' lost its device: it does not load", 1, 2, 2]
 
 
 async def test_a_sequence_that_may_start_on_an_idle_instance_is_not_left_waiting() -> None:

@@ -133,9 +133,9 @@ def test_a_failing_alarm_callback_does_not_prevent_other_alarms(clock: Clock, ca
         if model is first:
             raise ValueError("no")
 
-    made = watched(clock, ring)
+    model_alarms = watched(clock, ring)
     for model, due_ns in ((first, 2), (second, 2), (later, 3)):
-        made.set(model, due_ns * SECOND_NS)
+        model_alarms.set(model, due_ns * SECOND_NS)
     clock.goes_to(2 * SECOND_NS)
 
     assert rung == [first, second]
@@ -172,12 +172,12 @@ def test_an_alarm_does_not_ring_for_a_model_canceled_before_or_during_the_ring(c
 
     def ring(model: Any) -> None:
         rung.append(model)
-        made.cancel(second)
+        model_alarms.cancel(second)
 
-    made = watched(clock, ring)
+    model_alarms = watched(clock, ring)
     for model in (first, second, third):
-        made.set(model, 2 * SECOND_NS)
-    made.cancel(third)
+        model_alarms.set(model, 2 * SECOND_NS)
+    model_alarms.cancel(third)
     clock.goes_to(2 * SECOND_NS)
 
     assert rung == [first]
@@ -185,10 +185,10 @@ def test_an_alarm_does_not_ring_for_a_model_canceled_before_or_during_the_ring(c
 
 def test_after_alarms_are_closed_none_rings_and_none_is_set(clock: Clock) -> None:
     rung: list[Any] = []
-    made = watched(clock, rung.append)
-    made.set(cast(Any, Model()), 2 * SECOND_NS)
-    made.close()
-    made.set(cast(Any, Model()), 2 * SECOND_NS)
+    model_alarms = watched(clock, rung.append)
+    model_alarms.set(cast(Any, Model()), 2 * SECOND_NS)
+    model_alarms.close()
+    model_alarms.set(cast(Any, Model()), 2 * SECOND_NS)
     clock.goes_to(2 * SECOND_NS)
 
     assert rung == []

@@ -42,6 +42,6 @@ def test_positions_are_bounded_and_counts_are_complete_within_the_bound(position
 
     counted = {position: each["success"]["count"] for position, each in answers.snapshot().items()}
     assert len(counted) <= MAX_POSITIONS
-    kept = [position for position in positions if position < MAX_POSITIONS]
-    assert {position for position, count in counted.items() if count} == set(map(str, kept))
-    assert sum(counted.values()) == len(kept)
+    counted_positions = [position for position in positions if position < MAX_POSITIONS]
+    assert {position for position, count in counted.items() if count} == set(map(str, counted_positions))
+    assert sum(counted.values()) == len(counted_positions)

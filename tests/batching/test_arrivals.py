@@ -45,11 +45,11 @@ async def test_awaited_infer_calls_of_one_turn_run_in_one_batch() -> None:
         model = await house.load()
         awaited = [asyncio.ensure_future(house.engine.infer(model, [np.full((1, 4), at, "<f4")])) for at in range(3)]
         await asyncio.sleep(0)
-        seen = model.scheduler.request_count, model.inflight
+        counts = model.scheduler.request_count, model.inflight
 
         answers = await asyncio.gather(*awaited)
 
-        assert seen == (1, 3)
+        assert counts == (1, 3)
         assert house.rows_run == [3]
         assert [output[0, 0] for (output,) in answers] == [1, 2, 3]
 
@@ -66,13 +66,15 @@ async def test_arrivals_are_enqueued_early_once_their_maximum_number_is_reached(
         assert model.scheduler.request_count == 1 + MAX_ARRIVALS
 
 
-@pytest.mark.parametrize("said", [{"deadline_ns": 1 << 62}, {"nbytes": LARGE_BYTES}], ids=lambda said: next(iter(said)))
-async def test_a_request_with_a_deadline_or_a_large_body_is_enqueued_at_once(said: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "attributes", [{"deadline_ns": 1 << 62}, {"nbytes": LARGE_BYTES}], ids=lambda attributes: next(iter(attributes))
+)
+async def test_a_request_with_a_deadline_or_a_large_body_is_enqueued_at_once(attributes: dict[str, int]) -> None:
     async with housed() as house:
         model = await house.load()
         house.come(model)
 
-        request = house.come(model, **said)
+        request = house.come(model, **attributes)
 
         assert request.waiting
 
@@ -242,7 +244,7 @@ def test_every_arriving_request_ends_exactly_once(steps: list[Step], room: int) 
             models = [await house.load(name, max_batch_rows=8, cap_rows=8, **limit) for name in "ab"]
             served = len(house.sink.requests)
             came: dict[InferRequest, float] = {}
-            gone: set[InferRequest] = set()
+            canceled: set[InferRequest] = set()
             refused = 0
             for what, which, number in steps:
                 if what == "turn":
@@ -255,14 +257,14 @@ def test_every_arriving_request_ends_exactly_once(steps: list[Step], room: int) 
                         refused += 1
                 elif len(came) >= number:
                     request = list(came)[-number]
-                    if request not in gone and request not in house.sink.requests:
+                    if request not in canceled and request not in house.sink.requests:
                         house.engine.cancel(request)
-                        gone.add(request)
-            ended = (await house.sink.holds(served + len(came) - len(gone)))[served:]
+                        canceled.add(request)
+            ended = (await house.sink.holds(served + len(came) - len(canceled)))[served:]
             assert not refused or room
             assert [model.inflight for model in models] == [0, 0]
             assert len(ended) == len(set(ended))
-            assert set(ended) == set(came) - gone
+            assert set(ended) == set(came) - canceled
             for request in ended:
                 full = request.error is not None and request.error.code is Code.OVERLOADED
                 assert right(request, came[request]) or (full and room)

@@ -27,13 +27,13 @@ def spec(
     return ModelSpec("m", 1, Path("m"), backend="tensorflow", inputs=inputs, outputs=outputs, policy=policy)
 
 
-def rows_of(said: ModelSpec, graph: Signature) -> int | None:
-    return complete(said, graph).policy.max_batch_rows
+def rows_of(declared: ModelSpec, graph: Signature) -> int | None:
+    return complete(declared, graph).policy.max_batch_rows
 
 
-def refusal(said: ModelSpec, graph: Signature) -> str:
+def refusal(declared: ModelSpec, graph: Signature) -> str:
     with pytest.raises(InferError) as caught:
-        complete(said, graph)
+        complete(declared, graph)
     assert caught.value.code is Code.INVALID
     return caught.value.message
 
@@ -48,9 +48,9 @@ def test_inputs_and_outputs_with_free_first_axes_make_a_model_batched() -> None:
 
 
 def test_dims_without_the_row_axis_make_a_fully_declared_model_batched() -> None:
-    said = spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),))
+    declared = spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),))
 
-    assert rows_of(said, GRAPH) == DEFAULT
+    assert rows_of(declared, GRAPH) == DEFAULT
 
 
 def test_dims_with_every_axis_make_a_model_unbatched() -> None:
@@ -59,9 +59,9 @@ def test_dims_with_every_axis_make_a_model_unbatched() -> None:
 
 
 def test_dims_that_contradict_each_other_are_refused_in_tritons_words() -> None:
-    said = spec((replace(X, shape=(4,)),), (Y,))
+    declared = spec((replace(X, shape=(4,)),), (Y,))
 
-    assert refusal(said, GRAPH) == (
+    assert refusal(declared, GRAPH) == (
         "unable to autofill for 'm', model tensor configurations are contradicting each other in terms of whether "
         "batching is supported"
     )
@@ -97,8 +97,8 @@ def test_a_model_without_known_ranks_is_unbatched_unless_the_configuration_sets_
     )
 
 
-def signature_of(said: ModelSpec, graph: Signature) -> tuple[list[tuple[str, str, tuple[int, ...]]], ...]:
-    done = complete(said, graph).signature
+def signature_of(declared: ModelSpec, graph: Signature) -> tuple[list[tuple[str, str, tuple[int, ...]]], ...]:
+    done = complete(declared, graph).signature
     assert done is not None
     return tuple([(each.name, each.datatype, each.shape) for each in side] for side in (done.inputs, done.outputs))
 
@@ -111,35 +111,35 @@ PAIR = Signature(
 
 class TestPartlyDeclaredTensors:
     def test_missing_datatypes_and_dims_are_taken_from_the_model(self) -> None:
-        said = spec((TensorSpec("a", "INT32", ()), TensorSpec("b", "", (5, 3))), (TensorSpec("q", "", ()),))
+        declared = spec((TensorSpec("a", "INT32", ()), TensorSpec("b", "", (5, 3))), (TensorSpec("q", "", ()),))
 
-        assert signature_of(said, PAIR) == (
+        assert signature_of(declared, PAIR) == (
             [("a", "INT32", (-1, 16)), ("b", "INT64", (-1, 5, 3))], [("q", "FP32", (-1,))],
         )  # fmt: skip
-        assert rows_of(said, PAIR) == DEFAULT
+        assert rows_of(declared, PAIR) == DEFAULT
 
     def test_dims_of_one_tensor_decide_whether_the_other_tensors_have_rows(self) -> None:
-        said = spec(outputs=(TensorSpec("p", "INT8", ()), TensorSpec("q", "", (-1,))))
+        declared = spec(outputs=(TensorSpec("p", "INT8", ()), TensorSpec("q", "", (-1,))))
 
-        assert rows_of(said, PAIR) == 0
-        assert signature_of(said, PAIR)[1] == [("p", "INT8", (-1, 16)), ("q", "FP32", (-1,))]
+        assert rows_of(declared, PAIR) == 0
+        assert signature_of(declared, PAIR)[1] == [("p", "INT8", (-1, 16)), ("q", "FP32", (-1,))]
 
     @pytest.mark.parametrize("rows", [None, 0, 2])
     def test_undeclared_inputs_are_taken_from_the_model(self, rows: int | None) -> None:
         shape = (-1, 7, 3) if rows == 0 else (7, 3)
-        said = spec((TensorSpec("b", "INT64", shape),), rows=rows)
+        declared = spec((TensorSpec("b", "INT64", shape),), rows=rows)
 
-        assert signature_of(said, PAIR)[0] == [("a", "INT32", (-1, 16)), ("b", "INT64", (-1, 7, 3))]
+        assert signature_of(declared, PAIR)[0] == [("a", "INT32", (-1, 16)), ("b", "INT64", (-1, 7, 3))]
 
     def test_undeclared_outputs_are_not_served(self) -> None:
         assert signature_of(spec(outputs=(TensorSpec("p", "", ()),)), PAIR)[1] == [("p", "INT8", (-1, 16))]
 
     def test_a_batch_input_is_not_added_to_the_declared_inputs(self) -> None:
-        said = spec((TensorSpec("a", "", ()),))
-        said = replace(said, batch_inputs=(BatchTensor("n", "BATCH_ELEMENT_COUNT", "INT32", ("a",)),))
+        declared = spec((TensorSpec("a", "", ()),))
+        declared = replace(declared, batch_inputs=(BatchTensor("n", "BATCH_ELEMENT_COUNT", "INT32", ("a",)),))
         graph = Signature((X, TensorSpec("a", "FP32", (-1, 2)), TensorSpec("n", "INT32", (-1,))), (Y,))
 
-        assert signature_of(said, graph)[0] == [("x", "FP32", (-1, 4)), ("a", "FP32", (-1, 2))]
+        assert signature_of(declared, graph)[0] == [("x", "FP32", (-1, 4)), ("a", "FP32", (-1, 2))]
 
     def test_a_scalar_of_a_model_without_rows_needs_no_dims(self) -> None:
         graph = Signature((replace(X, shape=()),), (Y,))
@@ -153,32 +153,32 @@ class TestPartlyDeclaredTensors:
         assert signature_of(spec((TensorSpec("x", "", (4,)),), rows=8), graph)[0] == [("x", "FP32", (-1, 4))]
 
     def test_too_many_inputs_are_refused_in_tritons_words(self) -> None:
-        said = spec(tuple(TensorSpec(name, "", ()) for name in ("a", "c")))
+        declared = spec(tuple(TensorSpec(name, "", ()) for name in ("a", "c")))
 
-        assert "configuration expects 3 inputs, model provides 2" in refusal(said, PAIR)
+        assert "configuration expects 3 inputs, model provides 2" in refusal(declared, PAIR)
 
     @pytest.mark.parametrize("side", ["inputs", "outputs"])
     def test_a_datatype_other_than_the_models_is_refused(self, side: str) -> None:
         name = {"inputs": "a", "outputs": "p"}[side]
         text = f"configuration expects datatype TYPE_FP16 for {side[:-1]} '{name}', model provides TYPE_INT"
 
-        said: Any = {side: (TensorSpec(name, "FP16", ()),)}
+        declared: Any = {side: (TensorSpec(name, "FP16", ()),)}
 
-        assert text in refusal(spec(**said), PAIR)
+        assert text in refusal(spec(**declared), PAIR)
 
     @pytest.mark.parametrize("side", ["inputs", "outputs"])
     def test_without_auto_complete_a_missing_datatype_is_an_error(self, side: str) -> None:
         in_part: Any = {side: (TensorSpec("x", "", (-1, 4)),)}
-        said = replace(spec((X,), (Y,)), auto_complete=False, **in_part)
+        declared_spec = replace(spec((X,), (Y,)), auto_complete=False, **in_part)
 
-        assert refusal(said, GRAPH) == f"model {side[:-1]} 'x' must specify 'data_type' for m"
+        assert refusal(declared_spec, GRAPH) == f"model {side[:-1]} 'x' must specify 'data_type' for m"
 
 
 def test_without_auto_complete_dims_are_used_as_declared() -> None:
-    said = replace(spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),)), auto_complete=False)
+    declared = replace(spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),)), auto_complete=False)
 
-    assert "explicit tensor shape" not in refusal(said, GRAPH)  # without rows, the dims would lack an axis
-    assert rows_of(replace(said, policy=BatchPolicy(max_batch_rows=2)), GRAPH) == 2
+    assert "explicit tensor shape" not in refusal(declared, GRAPH)  # without rows, the dims would lack an axis
+    assert rows_of(replace(declared, policy=BatchPolicy(max_batch_rows=2)), GRAPH) == 2
 
 
 @given(st.integers(1, 4), st.booleans())
@@ -189,7 +189,7 @@ def test_a_declaration_copied_from_a_completed_configuration_completes_to_the_sa
     assert first.signature is not None
     dims = (first.signature.inputs[0].shape[1:] or (1,)) if batched else first.signature.inputs[0].shape
     reshape = () if batched and rank == 1 else None
-    said = spec((replace(X, shape=dims, reshape=reshape),), (replace(Y, shape=dims, reshape=reshape),))
+    declared = spec((replace(X, shape=dims, reshape=reshape),), (replace(Y, shape=dims, reshape=reshape),))
 
     # dims of [1] with an empty reshape do not tell whether there are rows, as in Triton
-    assert rows_of(said, graph) == (DEFAULT if batched else 0)
+    assert rows_of(declared, graph) == (DEFAULT if batched else 0)

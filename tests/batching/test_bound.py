@@ -40,19 +40,21 @@ def declared(draw: st.DrawFn) -> TensorSpec:
 
 ROWS = TensorSpec("rows", "FP32", (-1, 1))
 Y = TensorSpec("y", "FP32", (-1, 1))
-TOLD = st.sampled_from([*[None] * 6, *(BatchTensor("told", kind, "INT32", ("x",)) for kind in KINDS)])
+BATCH_TENSORS = st.sampled_from([*[None] * 6, *(BatchTensor("told", kind, "INT32", ("x",)) for kind in KINDS)])
 
 
 def fits(shape: tuple[int, ...], graph: tuple[int, ...]) -> bool:
     """Tell whether ONNX Runtime takes such a shape; a scalar is bound as one element."""
-    wanted = graph or (1,)
-    return len(shape) == len(wanted) and all(want in (-1, dim) for dim, want in zip(shape, wanted, strict=True))
+    graph_shape = graph or (1,)
+    return len(shape) == len(graph_shape) and all(
+        graph_dim in (-1, dim) for dim, graph_dim in zip(shape, graph_shape, strict=True)
+    )
 
 
 @settings(max_examples=400, deadline=None)
-@given(declared(), st.sampled_from([0, 4, 4, 4]), TOLD, st.sampled_from([(-1,), (-1,), (-1, -1)]), st.data())
+@given(declared(), st.sampled_from([0, 4, 4, 4]), BATCH_TENSORS, st.sampled_from([(-1,), (-1,), (-1, -1)]), st.data())
 def test_an_accepted_configuration_runs_in_shapes_of_the_models_graph(
-    x: TensorSpec, rows: int, told: BatchTensor | None, told_dims: tuple[int, ...], data: st.DataObject
+    x: TensorSpec, rows: int, batch_tensor: BatchTensor | None, batch_tensor_dims: tuple[int, ...], data: st.DataObject
 ) -> None:
     first = 1 if rows else 0
     dims = x.shape if x.reshape is None else x.reshape
@@ -64,17 +66,17 @@ def test_an_accepted_configuration_runs_in_shapes_of_the_models_graph(
     graph_dims = data.draw(st.sampled_from([right, right, right, ()]) | DIMS)
     cut = data.draw(st.sampled_from([False, False, True]))
     graph_inputs = [TensorSpec("x", x.datatype, graph_dims), ROWS]
-    if told is not None:
-        graph_inputs.append(TensorSpec("told", "INT32", told_dims))
+    if batch_tensor is not None:
+        graph_inputs.append(TensorSpec("told", "INT32", batch_tensor_dims))
     graph = Signature(tuple(graph_inputs), (Y,))
-    said = ModelSpec(
+    declared = ModelSpec(
         "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=rows),
         inputs=(x, replace(ROWS, shape=ROWS.shape[first:])), outputs=(replace(Y, shape=Y.shape[first:]),),
-        batch_inputs=() if told is None else (told,),
+        batch_inputs=() if batch_tensor is None else (batch_tensor,),
         batch_outputs=(BatchTensor("y", SCATTER, "", ("x",)),) if cut else (),
     )  # fmt: skip
     try:
-        spec = complete(said, graph)
+        spec = complete(declared, graph)
     except InferError:
         return
     forms = [word for word in ("ragged", "is_shape", "reshape") if getattr(x, word) not in (None, False)]
@@ -98,11 +100,11 @@ def test_an_ensemble_reshapes_tensors_between_steps_as_a_model_would(
     dims: tuple[int, ...], reshape: tuple[int, ...], data: st.DataObject
 ) -> None:
     x, y = TensorSpec("x", "FP32", dims, reshape=reshape), TensorSpec("y", "FP32", dims, reshape=reshape)
-    said = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=4), inputs=(x,), outputs=(y,))
+    declared = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=4), inputs=(x,), outputs=(y,))
     inside = (-1, *reshape)
     graph = Signature((TensorSpec("x", "FP32", inside),), (TensorSpec("y", "FP32", inside),))
     try:
-        spec = complete(said, graph)
+        spec = complete(declared, graph)
     except InferError:
         return
     assert spec.signature is not None

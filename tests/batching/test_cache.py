@@ -44,8 +44,8 @@ def keys(*datatypes: str) -> Keys:
     return Cache(1).make_keys("m", "1", signature(*datatypes))
 
 
-def of(made: Keys, *arrays: Array | None, wanted: tuple[int, ...] = (0,)) -> bytes:
-    return made.key_for(list(arrays), wanted)
+def of(key_maker: Keys, *arrays: Array | None, positions: tuple[int, ...] = (0,)) -> bytes:
+    return key_maker.key_for(list(arrays), positions)
 
 
 def carried(datatype: str) -> Array:
@@ -116,13 +116,13 @@ class TestBudget:
         assert (len(cache), cache.used_bytes, len(owner)) == (1, ONE, 1)
 
     def test_entries_of_one_model_are_removed_in_several_passes(self) -> None:
-        cache, gone, other = Cache(100 * ONE), set[bytes](), set[bytes]()
+        cache, removed, other = Cache(100 * ONE), set[bytes](), set[bytes]()
         for value in range(10):
-            cache.insert(key(value), number(value), gone)
+            cache.insert(key(value), number(value), removed)
         cache.insert(key(99), number(99), other)
 
         turns = 1
-        while cache.remove_some(gone, 4):
+        while cache.remove_some(removed, 4):
             turns += 1
 
         assert turns == 3
@@ -142,9 +142,9 @@ class TestBudget:
         for what, value, nbytes in steps:
             if what == "keep":
                 entry = ENTRY_BYTES + ARRAY_BYTES + nbytes
-                kept = cache.insert(key(value), [np.zeros(nbytes, np.uint8)], owners[value % 2])
-                assert kept == (entry <= size)
-                if kept:
+                inserted = cache.insert(key(value), [np.zeros(nbytes, np.uint8)], owners[value % 2])
+                assert inserted == (entry <= size)
+                if inserted:
                     model.pop(value, None)
                     while sum(each for each, _ in model.values()) + entry > size:
                         del model[next(iter(model))]
@@ -174,12 +174,12 @@ class TestBudget:
                     answer = [np.array([b"%d" % value] * 5 + [b"%d more" % value], np.object_) for _ in range(outputs)]
                 cache.insert(key(value), answer, owner)
                 del answer
-            taken, _ = tracemalloc.get_traced_memory()
+            allocated, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
 
-        assert taken <= cache.used_bytes
-        assert cache.used_bytes <= 2.5 * taken  # and not much more
+        assert allocated <= cache.used_bytes
+        assert cache.used_bytes <= 2.5 * allocated  # and not much more
 
 
 class TestOwnership:
@@ -210,22 +210,22 @@ class TestOwnership:
         cache.insert(key(1), [np.zeros((1000, 10))[3:4]], set())
 
         assert cache.used_bytes == ENTRY_BYTES + ARRAY_BYTES + 80
-        kept = next(iter(cache._entries.values())).outputs[0]
-        assert kept.base is None
+        output = next(iter(cache._entries.values())).outputs[0]
+        assert output.base is None
 
 
 class TestKeys:
     @pytest.mark.parametrize("datatype", DATATYPES)
     def test_equal_requests_share_a_key(self, datatype: str) -> None:
-        made, array = keys(datatype), carried(datatype)
+        key_maker, array = keys(datatype), carried(datatype)
 
-        assert of(made, array) == of(made, array.copy())
-        assert len(of(made, array)) == 32
+        assert of(key_maker, array) == of(key_maker, array.copy())
+        assert len(of(key_maker, array)) == 32
 
     @pytest.mark.parametrize("datatype", NUMBERS)
     def test_a_single_flipped_bit_changes_the_key(self, datatype: str) -> None:
-        made, array = keys(datatype), np.ascontiguousarray(carried(datatype))
-        seen = {of(made, array)}
+        key_maker, array = keys(datatype), np.ascontiguousarray(carried(datatype))
+        found_keys = {of(key_maker, array)}
         raw = np.frombuffer(array.tobytes(), np.uint8)
         bits = raw.size * 8 if datatype != "BOOL" else raw.size
         for bit in range(bits):
@@ -233,16 +233,16 @@ class TestKeys:
             # only one bit of a BOOL counts
             where, mask = (bit, 1) if datatype == "BOOL" else (bit // 8, 1 << bit % 8)
             flipped[where] ^= mask
-            seen.add(of(made, flipped.view(array.dtype).reshape(array.shape)))
+            found_keys.add(of(key_maker, flipped.view(array.dtype).reshape(array.shape)))
 
-        assert len(seen) == bits + 1
+        assert len(found_keys) == bits + 1
 
     def test_values_that_compare_equal_but_differ_in_bits_have_different_keys(self) -> None:
-        made = keys("FP32")
+        key_maker = keys("FP32")
         nans = np.array([0x7FC00000, 0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
 
-        assert of(made, np.array([[0.0]], np.float32)) != of(made, np.array([[-0.0]], np.float32))
-        assert len({of(made, nans[i : i + 1].reshape(1, 1)) for i in range(3)}) == 3
+        assert of(key_maker, np.array([[0.0]], np.float32)) != of(key_maker, np.array([[-0.0]], np.float32))
+        assert len({of(key_maker, nans[i : i + 1].reshape(1, 1)) for i in range(3)}) == 3
 
     @settings(deadline=None)
     @given(
@@ -250,31 +250,31 @@ class TestKeys:
         second=st.lists(st.binary(max_size=6), min_size=1, max_size=4),
     )
     def test_strings_share_a_key_only_if_all_are_equal(self, first: list[bytes], second: list[bytes]) -> None:
-        made = keys("BYTES")
+        key_maker = keys("BYTES")
         arrays = []
         for texts in (first, second):
             array = np.empty((1, len(texts)), np.object_)
             array[0, :] = texts
             arrays.append(array)
 
-        assert (of(made, arrays[0]) == of(made, arrays[1])) == (first == second)
+        assert (of(key_maker, arrays[0]) == of(key_maker, arrays[1])) == (first == second)
 
     def test_a_string_and_its_utf8_bytes_have_the_same_key(self) -> None:
-        made = keys("BYTES")
+        key_maker = keys("BYTES")
 
-        assert of(made, np.array([["ä"]], np.object_)) == of(made, np.array([["ä".encode()]], np.object_))
+        assert of(key_maker, np.array([["ä"]], np.object_)) == of(key_maker, np.array([["ä".encode()]], np.object_))
 
     def test_bytes_moved_from_one_input_to_the_next_change_the_key(self) -> None:
-        made = keys("BYTES", "BYTES")
+        key_maker = keys("BYTES", "BYTES")
         a, b = (np.array([[text]], np.object_) for text in (b"ab", b"c"))
         c, d = (np.array([[text]], np.object_) for text in (b"a", b"bc"))
 
-        assert of(made, a, b) != of(made, c, d)
+        assert of(key_maker, a, b) != of(key_maker, c, d)
 
     def test_shape_rows_and_absent_inputs_are_part_of_the_key(self) -> None:
-        made, six = keys("FP32", "FP32"), np.zeros(6, np.float32)
-        seen = {
-            of(made, *arrays)
+        key_maker, six = keys("FP32", "FP32"), np.zeros(6, np.float32)
+        found_keys = {
+            of(key_maker, *arrays)
             for arrays in (
                 (six.reshape(2, 3), None), (six.reshape(3, 2), None), (six.reshape(1, 6), None),
                 (None, six.reshape(1, 6)), (six.reshape(1, 6), six.reshape(1, 6)), (six[:0].reshape(0, 6), None),
@@ -282,18 +282,18 @@ class TestKeys:
             )
         }  # fmt: skip
 
-        assert len(seen) == 7
+        assert len(found_keys) == 7
 
     def test_the_requested_outputs_and_their_order_are_part_of_the_key(self) -> None:
-        made, one = keys("FP32"), np.zeros((1, 1), np.float32)
+        key_maker, one = keys("FP32"), np.zeros((1, 1), np.float32)
 
-        assert len({of(made, one, wanted=wanted) for wanted in ((0,), (1,), (0, 1), (1, 0))}) == 4
+        assert len({of(key_maker, one, positions=positions) for positions in ((0,), (1,), (0, 1), (1, 0))}) == 4
 
     def test_model_name_version_load_and_signature_are_part_of_the_key(self) -> None:
         cache, one = Cache(1), np.zeros((1, 1), np.float32)
-        seen = {
-            made.key_for([one], (0,))
-            for made in (
+        found_keys = {
+            key_maker.key_for([one], (0,))
+            for key_maker in (
                 cache.make_keys("m", "1", signature("FP32")), cache.make_keys("m", "1", signature("FP32")),
                 cache.make_keys("m", "2", signature("FP32")), cache.make_keys("m1", "", signature("FP32")),
                 cache.make_keys("m", "1", signature("INT32")), cache.make_keys("m", "1", signature("FP32", names="x")),
@@ -301,30 +301,30 @@ class TestKeys:
             )
         }  # fmt: skip
 
-        assert len(seen) == 7
+        assert len(found_keys) == 7
 
     def test_version_11_of_load_1_and_version_1_of_load_11_have_different_keys(self) -> None:
         cache, x = Cache(1), np.zeros((1, 1), np.float32)
-        made = [cache.make_keys("m", "11" if load == 1 else "1", signature("FP32")) for load in range(12)]
+        key_makers = [cache.make_keys("m", "11" if load == 1 else "1", signature("FP32")) for load in range(12)]
 
-        assert made[1].key_for([x], (0,)) != made[11].key_for([x], (0,))
+        assert key_makers[1].key_for([x], (0,)) != key_makers[11].key_for([x], (0,))
 
     @pytest.mark.parametrize("columns", [4, 400])
     def test_the_memory_layout_of_an_array_does_not_change_its_key(self, columns: int) -> None:
-        made, array = keys("FP32"), np.arange(3 * columns, dtype=np.float32).reshape(3, columns)
+        key_maker, array = keys("FP32"), np.arange(3 * columns, dtype=np.float32).reshape(3, columns)
 
-        assert of(made, array) == of(made, np.asfortranarray(array))
-        assert of(made, array[:, ::2]) == of(made, array[:, ::2].copy())
-        assert of(made, array) != of(made, np.ascontiguousarray(array[::-1]))
+        assert of(key_maker, array) == of(key_maker, np.asfortranarray(array))
+        assert of(key_maker, array[:, ::2]) == of(key_maker, array[:, ::2].copy())
+        assert of(key_maker, array) != of(key_maker, np.ascontiguousarray(array[::-1]))
 
     def test_remembered_key_prefixes_are_bounded_and_do_not_change_keys(self) -> None:
-        made = keys("UINT8")
-        first = of(made, np.zeros((1, 0), np.uint8))
+        key_maker = keys("UINT8")
+        first = of(key_maker, np.zeros((1, 0), np.uint8))
         for size in range(1, 600):
-            of(made, np.zeros((1, size), np.uint8))
+            of(key_maker, np.zeros((1, size), np.uint8))
 
-        assert len(made._heads) <= 256
-        assert of(made, np.zeros((1, 0), np.uint8)) == first
+        assert len(key_maker._heads) <= 256
+        assert of(key_maker, np.zeros((1, 0), np.uint8)) == first
 
 
 def test_array_bytes_of_strings_includes_the_contents_of_the_strings() -> None:

@@ -33,9 +33,9 @@ def spec(
     )
 
 
-def refusal(said: ModelSpec, graph: Signature) -> str:
+def refusal(declared: ModelSpec, graph: Signature) -> str:
     with pytest.raises(InferError) as caught:
-        complete(said, graph)
+        complete(declared, graph)
     assert caught.value.code is Code.INVALID
     return caught.value.message
 
@@ -98,9 +98,12 @@ class TestWithoutDeclaration:
         )
 
     def test_a_preferred_size_above_the_maximum_batch_size_is_refused(self) -> None:
-        said = spec(rows=4, preferred_rows=(2, 8))
+        declared = spec(rows=4, preferred_rows=(2, 8))
 
-        assert refusal(said, Signature((X,), (Y,))) == "dynamic batching preferred size must be <= max batch size for m"
+        assert (
+            refusal(declared, Signature((X,), (Y,)))
+            == "dynamic batching preferred size must be <= max batch size for m"
+        )
 
 
 class TestWithDeclaration:
@@ -225,16 +228,16 @@ class TestWithDeclaration:
 
     def test_an_optional_input_is_refused_on_a_batched_model(self) -> None:
         weight = TensorSpec("w", "FP32", (4, 3), optional=True)
-        said = spec((replace(X, shape=(4,)), weight), (replace(Y, shape=(3,)),), 8)
+        declared = spec((replace(X, shape=(4,)), weight), (replace(Y, shape=(3,)),), 8)
 
         assert "optional input 'w' is not supported for models that support batching" in refusal(
-            said, Signature((X, weight), (Y,))
+            declared, Signature((X, weight), (Y,))
         )
 
     def test_an_output_that_is_not_a_tensor_cannot_be_declared(self) -> None:
-        said = spec((X,), (replace(Y, name="p"),))
+        declared = spec((X,), (replace(Y, name="p"),))
 
-        assert "remove it from the configuration" in refusal(said, Signature((X,), (Y, ZIPMAP)))
+        assert "remove it from the configuration" in refusal(declared, Signature((X,), (Y, ZIPMAP)))
 
 
 DIMS = st.lists(st.sampled_from([-1, 1, 2, 5]), max_size=4).map(tuple)
@@ -259,12 +262,12 @@ def test_every_graph_is_completed_and_declaring_the_result_changes_nothing(graph
     first = 1 if signature.batched else 0
     assert not signature.batched or all(t.shape[0] == -1 for t in (*signature.inputs, *signature.outputs))
 
-    said = spec(
+    declared = spec(
         tuple(replace(tensor, shape=tensor.shape[first:]) for tensor in signature.inputs),
         tuple(replace(tensor, shape=tensor.shape[first:]) for tensor in signature.outputs),
         done.policy.max_batch_rows,
     )
-    assert complete(said, graph).signature == signature
+    assert complete(declared, graph).signature == signature
 
 
 @settings(max_examples=60, deadline=None)
@@ -317,9 +320,9 @@ class TestAllowedSizes:
 
 def test_axis_names_of_the_graph_survive_declared_dims() -> None:
     named = TensorSpec("x", "FP32", (-1, -1), axes=("N", "L"))
-    said = spec(inputs=(TensorSpec("x", "FP32", (-1,)),), outputs=(TensorSpec("y", "FP32", (3,)),), rows=4)
+    declared = spec(inputs=(TensorSpec("x", "FP32", (-1,)),), outputs=(TensorSpec("y", "FP32", (3,)),), rows=4)
 
-    done = complete(said, Signature((named,), (Y,)))
+    done = complete(declared, Signature((named,), (Y,)))
 
     assert done.signature is not None
     assert done.signature.inputs[0].axes == ("N", "L")

@@ -27,10 +27,10 @@ MEMORY = State("in", "out", "FP32", (2,))
 ROWS_OF_TWO = TensorSpec("in", "FP32", (-1, 2))
 
 
-def batch_of(*said: InSequence, places: list[int] | None = None) -> Batch:
+def batch_of(*sequences: InSequence, places: list[int] | None = None) -> Batch:
     """A batch of one request of each sequence."""
     requests = []
-    for sequence in said:
+    for sequence in sequences:
         request = fake_request(MODEL)
         request.sequence = sequence
         request.active_sequence = ActiveSequence(sequence.id)
@@ -42,30 +42,30 @@ def batch_of(*said: InSequence, places: list[int] | None = None) -> Batch:
 
 def filled(control: Control, batch: Batch, rows: int, dtype: object = np.int32) -> list[object]:
     """Fill a buffer of one column that holds garbage."""
-    made = ControlInput(control, TensorSpec(control.name, control.datatype, (-1, 1)))
-    buffer: Array = np.full(made.shape(batch, rows), 99, dtype)
-    made.fill(buffer, batch)
+    control_input = ControlInput(control, TensorSpec(control.name, control.datatype, (-1, 1)))
+    buffer: Array = np.full(control_input.shape(batch, rows), 99, dtype)
+    control_input.fill(buffer, batch)
     assert buffer.shape == (rows, 1)
     return list(buffer.ravel().tolist())
 
 
 class TestControls:
-    @pytest.mark.parametrize(("control", "wanted"), [(START, [7, -1, -1]), (END, [-1, -1, 7]), (READY, [7, 7, 7])])
+    @pytest.mark.parametrize(("control", "expected"), [(START, [7, -1, -1]), (END, [-1, -1, 7]), (READY, [7, 7, 7])])
     def test_start_end_and_ready_controls_are_set_per_row_from_its_request(
-        self, control: Control, wanted: list[int]
+        self, control: Control, expected: list[int]
     ) -> None:
         batch = batch_of(InSequence(1, True), InSequence(2), InSequence(3, False, True))
 
-        assert filled(control, batch, 3) == wanted
+        assert filled(control, batch, 3) == expected
 
-    @pytest.mark.parametrize(("control", "wanted"), [(START, [-1, 7, -1, 7]), (READY, [-1, 7, -1, 7])])
-    def test_a_row_between_used_slots_is_not_ready(self, control: Control, wanted: list[int]) -> None:
+    @pytest.mark.parametrize(("control", "expected"), [(START, [-1, 7, -1, 7]), (READY, [-1, 7, -1, 7])])
+    def test_a_row_between_used_slots_is_not_ready(self, control: Control, expected: list[int]) -> None:
         batch = batch_of(InSequence(1, True), InSequence(2, True), places=[1, 3])
 
-        assert filled(control, batch, 4) == wanted
+        assert filled(control, batch, 4) == expected
 
     @pytest.mark.parametrize(
-        ("datatype", "dtype", "identity", "told"),
+        ("datatype", "dtype", "identity", "expected"),
         [
             ("UINT64", np.uint64, (1 << 64) - 1, (1 << 64) - 1),
             ("INT64", np.int64, (1 << 64) - 1, -1),
@@ -75,40 +75,42 @@ class TestControls:
         ],
     )
     def test_the_correlation_id_control_is_converted_to_the_models_datatype(
-        self, datatype: str, dtype: object, identity: int | str, told: object
+        self, datatype: str, dtype: object, identity: int | str, expected: object
     ) -> None:
         batch = batch_of(InSequence(identity), places=[1])
 
-        assert filled(Control("c", "corrid", datatype), batch, 2, dtype) == [b"" if dtype is object else 0, told]
+        assert filled(Control("c", "corrid", datatype), batch, 2, dtype) == [b"" if dtype is object else 0, expected]
 
-    @pytest.mark.parametrize(("shape", "wanted"), [((-1,), (3,)), ((-1, 1), (3, 1)), ((1,), (1,))])
+    @pytest.mark.parametrize(("shape", "expected"), [((-1,), (3,)), ((-1, 1), (3, 1)), ((1,), (1,))])
     def test_a_control_has_the_shape_that_the_model_declares(
-        self, shape: tuple[int, ...], wanted: tuple[int, ...]
+        self, shape: tuple[int, ...], expected: tuple[int, ...]
     ) -> None:
-        assert ControlInput(START, TensorSpec("s", "INT32", shape)).shape(batch_of(InSequence(1)), 3) == wanted
+        assert ControlInput(START, TensorSpec("s", "INT32", shape)).shape(batch_of(InSequence(1)), 3) == expected
 
 
 def states_of(batch: Batch) -> list[object]:
     return [request.active_sequence.states["out"].tolist() for request in batch.requests]
 
 
-def fill(made: StateInput, batch: Batch, rows: int) -> object:
-    shape = made.shape(batch, rows)
-    garbage = np.full(shape, b"?", object) if made.spec.datatype == "BYTES" else np.full(shape, np.nan, np.float32)
-    made.fill(garbage, batch)
+def fill(state_input: StateInput, batch: Batch, rows: int) -> object:
+    shape = state_input.shape(batch, rows)
+    garbage = (
+        np.full(shape, b"?", object) if state_input.spec.datatype == "BYTES" else np.full(shape, np.nan, np.float32)
+    )
+    state_input.fill(garbage, batch)
     return garbage.tolist()
 
 
 class TestStates:
     def test_the_state_output_by_one_run_is_the_input_of_the_next(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2), places=[0, 2])
-        made, kept = StateInput(MEMORY, ROWS_OF_TWO), StateOutputs((MEMORY,), (ROWS_OF_TWO,))
-        assert fill(made, batch, 3) == [[0, 0]] * 3
+        state_input, state_outputs = StateInput(MEMORY, ROWS_OF_TWO), StateOutputs((MEMORY,), (ROWS_OF_TWO,))
+        assert fill(state_input, batch, 3) == [[0, 0]] * 3
 
-        kept.store(batch, [np.array([[1, 2], [3, 4], [5, 6]], np.float32)])
+        state_outputs.store(batch, [np.array([[1, 2], [3, 4], [5, 6]], np.float32)])
 
         assert states_of(batch) == [[1, 2], [5, 6]]
-        assert fill(made, batch, 3) == [[1, 2], [0, 0], [5, 6]]
+        assert fill(state_input, batch, 3) == [[1, 2], [0, 0], [5, 6]]
 
     def test_a_starting_sequence_has_no_previous_state(self) -> None:
         batch = batch_of(InSequence(1, True))
@@ -204,8 +206,8 @@ class TestChecks:
     def test_controls_and_states_that_match_the_model_are_accepted(self) -> None:
         check((START,), (MEMORY,))
         check((), (replace(MEMORY, shape=(-1,)),))
-        whole = Signature((TensorSpec("start", "INT32", (1,)),), ())
-        check((START,), rows=0, graph=whole)
+        signature = Signature((TensorSpec("start", "INT32", (1,)),), ())
+        check((START,), rows=0, graph=signature)
         check((START,), graph=Signature((TensorSpec("start", "INT32", (-1,)),), ()))
 
     @pytest.mark.parametrize(

@@ -65,13 +65,13 @@ class TestCandidateSplits:
 
     def test_configured_thread_counts_are_kept(self) -> None:
         assert candidate_splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
-        for options, said in (
+        for options, thread_count in (
             ({THREADS_OPTION: "2"}, 2),
             ({THREADS_OPTION: "0"}, 0),
             ({}, 0),
             ({"TF_NUM_INTRA_THREADS": "3"}, 3),
         ):
-            assert replace(SPEC, options=options).threads == said
+            assert replace(SPEC, options=options).threads == thread_count
 
     def test_a_gpu_is_tried_with_one_to_four_instances(self) -> None:
         assert candidate_splits("cuda:0", 64, None) == [Split(1), Split(2), Split(3), Split(4)]
@@ -79,7 +79,7 @@ class TestCandidateSplits:
 
 class TestChooseSplit:
     @pytest.mark.parametrize(
-        ("rows_per_s", "kept", "tried"),
+        ("rows_per_s", "instance_count", "tried"),
         [
             ({1: 100, 2: 190, 4: 360, 8: 700}, 8, [1, 2, 4, 8]),
             ({1: 100, 2: 190, 4: 200, 8: 700}, 2, [1, 2, 4]),
@@ -89,11 +89,11 @@ class TestChooseSplit:
         ],
     )
     def test_more_instances_are_kept_while_each_step_raises_throughput_enough(
-        self, rows_per_s: dict[int, float], kept: int, tried: list[int]
+        self, rows_per_s: dict[int, float], instance_count: int, tried: list[int]
     ) -> None:
         split, trials = choose_split(candidate_splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
 
-        assert (split.count, counts(trials)) == (kept, tried)
+        assert (split.count, counts(trials)) == (instance_count, tried)
 
     def test_an_instance_count_measured_to_exceed_the_memory_budget_is_not_kept(self) -> None:
         split, trials = choose_split(
@@ -114,13 +114,13 @@ class TestChooseSplit:
 
         assert split.count == 1
 
-    @pytest.mark.parametrize(("rows_per_s", "kept"), [({}, 1), ({1: 100}, 1), ({1: 100, 2: 200}, 2)])
+    @pytest.mark.parametrize(("rows_per_s", "instance_count"), [({}, 1), ({1: 100}, 1), ({1: 100, 2: 200}, 2)])
     def test_an_instance_count_that_cannot_be_measured_is_not_kept(
-        self, rows_per_s: dict[int, float], kept: int
+        self, rows_per_s: dict[int, float], instance_count: int
     ) -> None:
         split, _ = choose_split(candidate_splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
 
-        assert split.count == kept
+        assert split.count == instance_count
 
     def test_the_memory_budget_is_the_configured_one_or_half_of_the_free_memory(
         self, monkeypatch: pytest.MonkeyPatch
@@ -318,10 +318,10 @@ class TestOpening:
         measured(monkeypatch, {1: 100, 2: 190, 4: 191})
 
     def test_an_opened_model_has_the_chosen_instances_in_its_spec_and_the_trials_behind_them(self) -> None:
-        asked: list[tuple[str, str]] = []
+        loads: list[tuple[str, str]] = []
 
         def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
-            asked.append((device, options.get("intra_op_thread_count", "")))
+            loads.append((device, options.get("intra_op_thread_count", "")))
             return FakeBackend(GRAPH, list)
 
         model = opening.open_model(SPEC, {"fake": load}, lambda *_: None)
@@ -330,15 +330,15 @@ class TestOpening:
             assert dict(model.spec.options) == {"intra_op_thread_count": "3"}
             assert [*model.instance_trials] == [(1, 100), (2, 190), (4, 191)]
             assert len(model.instances) == 2
-            assert asked == [("cpu", threads) for threads in ("4", "3", "1", "3")]
+            assert loads == [("cpu", threads) for threads in ("4", "3", "1", "3")]
         finally:
             model.close()
 
     def test_instances_are_counted_per_device_without_dividing_threads_among_several_devices(self) -> None:
-        asked: list[tuple[str, str]] = []
+        loads: list[tuple[str, str]] = []
 
         def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
-            asked.append((device, options.get("intra_op_thread_count", "")))
+            loads.append((device, options.get("intra_op_thread_count", "")))
             return FakeBackend(GRAPH, list)
 
         groups = (InstanceGroup(0, ("cpu", "cuda:0")), InstanceGroup(3, ("cuda:1",)))
@@ -348,16 +348,16 @@ class TestOpening:
             assert [(group.count, group.devices) for group in model.spec.instances] == [
                 (2, ("cpu",)), (2, ("cuda:0",)), (3, ("cuda:1",)),
             ]  # fmt: skip
-            assert asked == [("cpu", ""), *[("cuda:0", "")] * 2, *[("cuda:1", "")] * 3]
+            assert loads == [("cpu", ""), *[("cuda:0", "")] * 2, *[("cuda:1", "")] * 3]
             assert len({id(place.backend) for place in model.placements}) == 6
         finally:
             model.close()
 
     def test_a_lost_device_is_reloaded_with_the_chosen_thread_count(self) -> None:
-        asked: list[tuple[str, str]] = []
+        loads: list[tuple[str, str]] = []
 
         def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
-            asked.append((device, options.get("intra_op_thread_count", "")))
+            loads.append((device, options.get("intra_op_thread_count", "")))
             return FakeBackend(GRAPH, list)
 
         model = opening.open_model(SPEC, {"fake": load}, lambda *_: None)
@@ -366,7 +366,7 @@ class TestOpening:
             assert isinstance(instance, ThreadInstance)
             instance.placement.rebind([instance.binding], model.signature, model.max_rows)
 
-            assert asked[-1] == ("cpu", "3")
+            assert loads[-1] == ("cpu", "3")
         finally:
             model.close()
 
@@ -406,10 +406,10 @@ class TestMemory:
         (proc / "self" / "cgroup").write_text(membership)
         (cgroup / limit).write_text("3000000\n")
         (cgroup / used).write_text("1000000\n")
-        said = memory.free_bytes(proc, cgroup)
+        free_bytes = memory.free_bytes(proc, cgroup)
         (cgroup / used).with_name("memory.stat").write_text(f"anon 300000\n{files} 700000\nslab 1\n")
 
-        assert (said, memory.free_bytes(proc, cgroup)) == (2_000_000, 2_700_000)
+        assert (free_bytes, memory.free_bytes(proc, cgroup)) == (2_000_000, 2_700_000)
 
     def test_without_system_information_free_memory_is_unknown(self, tmp_path: Path) -> None:
         assert memory.free_bytes(tmp_path, tmp_path) is None

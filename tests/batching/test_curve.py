@@ -89,7 +89,7 @@ class TestNoise:
         curve = Curve()
         for rows, ns in runs:
             curve.observe(rows, ns, 1)
-        seen = [
+        measured = [
             ns
             for size in SIZES
             for ns in [each for rows, each in runs if rows == size][-MAX_SAMPLES - MAX_REVIEW_RUNS :]
@@ -97,7 +97,7 @@ class TestNoise:
 
         for rows in {rows for rows, _ in runs}:
             centre_ns, tail_ns = curve.predict(rows)
-            assert min(seen) * (1 - 1e-9) <= centre_ns <= tail_ns * (1 + 1e-9) <= max(seen) * (1 + 1e-9)
+            assert min(measured) * (1 - 1e-9) <= centre_ns <= tail_ns * (1 + 1e-9) <= max(measured) * (1 + 1e-9)
 
     @pytest.mark.parametrize("spread", [0.05, 0.2, 0.3])
     def test_the_predicted_center_of_a_steady_device_is_steady(self, spread: float) -> None:
@@ -220,14 +220,14 @@ class TestPaceChange:
     def test_a_pace_change_is_never_carried_over_to_other_sizes_more_than_eightfold(self, seed: int) -> None:
         curve, chance = Curve(), random.Random(seed)
         now_ns = serve(curve, SIZES, 100)
-        seen_ns = curve.predict(32)[0]
+        before_ns = curve.predict(32)[0]
         for _ in range(2000):
             # a busy host on which runs are repeatedly thirty times as slow for a moment
             runs, factor = chance.choice(((100, 1.0), (10, 30.0)))
             now_ns = serve(curve, SIZES[:3], runs, start_ns=now_ns, gap_ns=MS, factor=factor, seed=runs)
 
         now_ns = serve(curve, SIZES[:3], 500, start_ns=now_ns)
-        assert curve.predict(32)[0] < 10 * seen_ns
+        assert curve.predict(32)[0] < 10 * before_ns
 
     def test_a_slowdown_of_one_size_does_not_change_predictions_of_other_sizes(self) -> None:
         curve = Curve()

@@ -53,16 +53,16 @@ def test_requests_with_the_same_deadline_expire_in_the_order_of_their_arrival() 
 
 def test_tensors_of_requests_that_left_the_queue_are_freed_before_their_deadline() -> None:
     deadlines = Deadlines()
-    kept = []
+    refs = []
     for _ in range(20 * MAX_STALE):
         request = waiting(1 << 60)
-        kept.append(weakref.ref(request.inputs[0]))
+        refs.append(weakref.ref(request.inputs[0]))
         deadlines.add(request, 1)
         request.waiting = False
     del request
     gc.collect()
 
-    assert sum(reference() is not None for reference in kept) <= MAX_STALE + 3
+    assert sum(reference() is not None for reference in refs) <= MAX_STALE + 3
 
 
 def test_clearing_deadlines_frees_every_request() -> None:

@@ -92,8 +92,8 @@ class TestCompletion:
         assert done.signature.outputs == done.binding_signature.outputs == (AFTER,)
 
     def test_derived_inputs_are_ordered_controls_then_states_then_batch_inputs(self) -> None:
-        told = BatchTensor("told", "BATCH_ELEMENT_COUNT", "INT32", ("x",))
-        spec = spec_of(batch_inputs=(told,))
+        batch_tensor = BatchTensor("told", "BATCH_ELEMENT_COUNT", "INT32", ("x",))
+        spec = spec_of(batch_inputs=(batch_tensor,))
 
         assert derived_names(spec) == ("ready", "before", "told")
         assert stored_names(spec) == ("after",)
@@ -170,10 +170,10 @@ class Keeping:
     specs: tuple[TensorSpec, ...] = (AFTER,)
 
     def __init__(self) -> None:
-        self.kept: list[tuple[list[InferRequest], list[Any]]] = []
+        self.stored: list[tuple[list[InferRequest], list[Any]]] = []
 
     def store(self, batch: Batch, outputs: list[Any]) -> None:
-        self.kept.append((batch.requests, [output.tolist() for output in outputs]))
+        self.stored.append((batch.requests, [output.tolist() for output in outputs]))
 
 
 def counting(inputs: list[Any]) -> list[Any]:
@@ -191,42 +191,42 @@ def keeping(function: Function = counting, outputs: tuple[TensorSpec, ...] = ())
         "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=8, executor="thread"), sequence=SequenceSpec(),
         signature=Signature((X,), (Y, *outputs), batched=True), binding_signature=graph,
     )  # fmt: skip
-    model, kept = Model(spec, [backend], lambda *_: None), Keeping()
+    model, store = Model(spec, [backend], lambda *_: None), Keeping()
     assert model.forms is not None
-    model.forms.output_store, model.forms.stored_positions = kept, (1,)
-    return model, backend, kept
+    model.forms.output_store, model.forms.stored_positions = store, (1,)
+    return model, backend, store
 
 
 class TestStoredOutputs:
     def test_stored_outputs_are_run_and_stored_but_not_returned(self) -> None:
-        model, backend, kept = keeping()
+        model, backend, store = keeping()
         request = fake_request(model, value=3)
 
         run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
-        assert backend.runs[0].wanted == (0, 1)
-        assert kept.kept == [([request], [[[3, 3]]])]
+        assert backend.runs[0].positions == (0, 1)
+        assert store.stored == [([request], [[[3, 3]]])]
         assert len(request.outputs or []) == 1
 
     def test_an_output_both_stored_and_returned_is_run_once(self) -> None:
-        model, backend, kept = keeping(outputs=(AFTER,))
+        model, backend, store = keeping(outputs=(AFTER,))
         request = fake_request(model, value=3)
         request.output_positions = (1,)
 
         run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
-        assert backend.runs[0].wanted == (1,)
+        assert backend.runs[0].positions == (1,)
         assert [output.tolist() for output in request.outputs or []] == [[[3, 3]]]
-        assert kept.kept[0][1] == [[[3, 3]]]
+        assert store.stored[0][1] == [[[3, 3]]]
 
     def test_only_outputs_of_successful_runs_are_stored(self) -> None:
-        model, backend, kept = keeping()
+        model, backend, store = keeping()
         requests = [fake_request(model, value=value) for value in (1, 13, 2)]
 
         execute(model, backend.bind(model.binding_signature, 8), Batch(requests, 3, requests[0].key, 1))
 
-        assert [request for each, _ in kept.kept for request in each] == [requests[0], requests[2]]
-        assert [row for _, (rows,) in kept.kept for row in rows] == [[1, 1], [2, 2]]
+        assert [request for each, _ in store.stored for request in each] == [requests[0], requests[2]]
+        assert [row for _, (rows,) in store.stored for row in rows] == [[1, 1], [2, 2]]
 
     @pytest.mark.parametrize(
         ("outputs", "text"),
@@ -236,14 +236,14 @@ class TestStoredOutputs:
         ],
     )
     def test_outputs_with_wrong_row_counts_are_neither_stored_nor_returned(self, outputs: list[Any], text: str) -> None:
-        model, backend, kept = keeping(lambda _: outputs)
+        model, backend, store = keeping(lambda _: outputs)
         requests = [fake_request(model), fake_request(model)]
         with pytest.raises(InferError) as caught:
             run_batch(model, backend.bind(model.binding_signature, 8), Batch(requests, 2, requests[0].key, 1))
 
         assert caught.value.code is Code.INTERNAL
         assert caught.value.message.startswith(f"model 'm': {text}; ")
-        assert (kept.kept, [request.outputs for request in requests]) == ([], [None, None])
+        assert (store.stored, [request.outputs for request in requests]) == ([], [None, None])
 
 
 class TestDummyRuns:
@@ -260,12 +260,14 @@ class TestDummyRuns:
         assert shapes == [((3, 4), False), ((3, 1), False), ((3, 2), False)]
 
     def test_batch_inputs_of_a_dummy_run_describe_its_ragged_rows(self) -> None:
-        told = BatchTensor("told", "BATCH_ACCUMULATED_ELEMENT_COUNT", "INT32", ("x",))
+        batch_tensor = BatchTensor("told", "BATCH_ACCUMULATED_ELEMENT_COUNT", "INT32", ("x",))
         ragged, y = TensorSpec("x", "FP32", (-1,), ragged=True), replace(Y, shape=(4,))
         policy = BatchPolicy(max_batch_rows=8)
-        said = ModelSpec("m", 1, Path("m"), policy=policy, inputs=(ragged,), outputs=(y,), batch_inputs=(told,))
+        declared = ModelSpec(
+            "m", 1, Path("m"), policy=policy, inputs=(ragged,), outputs=(y,), batch_inputs=(batch_tensor,)
+        )
         graph = Signature((TensorSpec("x", "FP32", (-1,)), TensorSpec("told", "INT32", (-1,))), (Y,))
-        spec = complete(said, graph)
+        spec = complete(declared, graph)
         assert spec.binding_signature is not None
         backend = FakeBackend(spec.binding_signature, lambda inputs: inputs[:1])
         binding = backend.bind(spec.binding_signature, 8)
@@ -281,12 +283,13 @@ class TestDummyRuns:
 
 
 def ragged_spec(**policy: Any) -> tuple[ModelSpec, Signature]:
-    told = BatchTensor("told", "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "INT32", ("x",))
-    said = ModelSpec(
+    batch_tensor = BatchTensor("told", "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "INT32", ("x",))
+    declared = ModelSpec(
         "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=4, executor="thread", **policy),
-        inputs=(TensorSpec("x", "FP32", (-1,), ragged=True),), outputs=(replace(Y, shape=(4,)),), batch_inputs=(told,),
+        inputs=(TensorSpec("x", "FP32", (-1,), ragged=True),), outputs=(replace(Y, shape=(4,)),),
+        batch_inputs=(batch_tensor,),
     )  # fmt: skip
-    return said, Signature((TensorSpec("x", "FP32", (-1,)), TensorSpec("told", "INT32", (-1,))), (Y,))
+    return declared, Signature((TensorSpec("x", "FP32", (-1,)), TensorSpec("told", "INT32", (-1,))), (Y,))
 
 
 def strict(inputs: list[Any]) -> list[Any]:
@@ -299,9 +302,9 @@ def strict(inputs: list[Any]) -> list[Any]:
 
 class TestRunsDuringLoading:
     def test_the_sweep_measures_ragged_batches(self) -> None:
-        said, graph = ragged_spec()
+        declared, graph = ragged_spec()
         backend = FakeBackend(graph, strict)
-        model = Model(complete(said, graph), [backend], lambda *_: None)
+        model = Model(complete(declared, graph), [backend], lambda *_: None)
         model.loop_binding = backend.bind(model.binding_signature, 4)
 
         sweep(model)
@@ -311,15 +314,15 @@ class TestRunsDuringLoading:
         }
 
     def test_instance_counting_runs_a_model_with_ragged_inputs(self) -> None:
-        said, graph = ragged_spec()
-        trials = Trials(said, lambda _: FakeBackend(graph, strict), 1)
+        declared, graph = ragged_spec()
+        trials = Trials(declared, lambda _: FakeBackend(graph, strict), 1)
 
         assert trials(Split(1, 1)) is not None
         trials.close()
 
     def test_a_model_with_inputs_that_describe_the_batch_has_no_invariant_size(self) -> None:
-        said, graph = ragged_spec(invariant=True)
-        spec = complete(said, graph)
+        declared, graph = ragged_spec(invariant=True)
+        spec = complete(declared, graph)
         backend = FakeBackend(graph, strict)
 
         assert "it has inputs that describe the batch" in probe(spec, backend).reason
@@ -328,9 +331,9 @@ class TestRunsDuringLoading:
     def test_invariance_of_a_reshaped_model_is_probed_in_the_models_own_shape(self) -> None:
         policy = BatchPolicy(max_batch_rows=4, executor="thread", invariant=True)
         x = TensorSpec("x", "FP32", (2, 2), reshape=(4,))
-        said = ModelSpec("m", 1, Path("m"), policy=policy, inputs=(x,), outputs=(replace(x, name="y"),))
+        declared = ModelSpec("m", 1, Path("m"), policy=policy, inputs=(x,), outputs=(replace(x, name="y"),))
         graph = Signature((X,), (Y,))
         backend = FakeBackend(graph, list)
 
-        assert probe(complete(said, graph), backend).fixed_sizes
+        assert probe(complete(declared, graph), backend).fixed_sizes
         assert {array.shape[1:] for run in backend.runs for array in run.inputs if array is not None} == {(4,)}

@@ -251,20 +251,20 @@ class TestTurnOrder:
         device = Device(1)
         holder, stopped, other = (device.join(1, 1) for _ in range(3))
         granted = asks(device, holder)
-        gone, waits = asks(device, stopped), asks(device, other)
+        canceled, waits = asks(device, stopped), asks(device, other)
 
-        assert device.cancel_request(stopped, gone)
+        assert device.cancel_request(stopped, canceled)
         assert not device.cancel_request(holder, granted)
         device.end_turn(holder, 0, MS, more=False)
-        assert (gone.turns, waits.turns) == (0, 1)
+        assert (canceled.turns, waits.turns) == (0, 1)
 
     def test_a_narrow_request_is_granted_when_a_wide_one_ahead_of_it_is_canceled(self) -> None:
         device = Device(4)
         holder, wide, narrow = device.join(1, 2), device.join(1, 3), device.join(1, 2)
         device.request_turn(holder, Puppet())
-        gone, waits = asks(device, wide), asks(device, narrow)
+        canceled, waits = asks(device, wide), asks(device, narrow)
         before = waits.turns
-        device.cancel_request(wide, gone)
+        device.cancel_request(wide, canceled)
 
         assert (before, waits.turns) == (0, 1)
 
@@ -372,7 +372,7 @@ class Simulated:
     weight: float = 1.0
     ran: int = 0
     time_used: int = 0
-    asked: int | None = None
+    asked_at: int | None = None
     others: int = 0
 
 
@@ -408,7 +408,7 @@ class House:
         while self._events and self._events[0][0] <= until:
             self.now, _, event = heapq.heappop(self._events)
             event()
-        self.waits += [(self.now - model.asked, model.others) for model in self.models if model.asked is not None]
+        self.waits += [(self.now - model.asked_at, model.others) for model in self.models if model.asked_at is not None]
 
     def _at(self, time: int, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), event))
@@ -427,15 +427,15 @@ class House:
             if self._left[model] == model.instances:
                 self.device.leave(self._shares.pop(model))
             return
-        if model.asked is None:
-            model.asked, model.others = self.now, len(self._shares) - 1
+        if model.asked_at is None:
+            model.asked_at, model.others = self.now, len(self._shares) - 1
         self.device.request_turn(self._shares[model], runner)
 
     def start(self, runner: Runner) -> None:
         model = runner.model
-        if model.asked is not None:
-            self.waits.append((self.now - model.asked, model.others))
-            model.asked, model.others = None, len(self._shares) - 1
+        if model.asked_at is not None:
+            self.waits.append((self.now - model.asked_at, model.others))
+            model.asked_at, model.others = None, len(self._shares) - 1
         runner.started = self.now
         runner.predicted, real = model.costs[model.ran % len(model.costs)]
         model.ran += 1
@@ -444,8 +444,8 @@ class House:
     def _begin(self, runner: Runner, real: int) -> None:
         model = runner.model
         self.device.begin_batch(self._shares[model], runner.predicted)
-        if self._shares[model].waiters and model.asked is None:
-            model.asked, model.others = self.now, len(self._shares) - 1
+        if self._shares[model].waiters and model.asked_at is None:
+            model.asked_at, model.others = self.now, len(self._shares) - 1
         self._at(self.now + real, partial(self._end, runner))
 
     def _end(self, runner: Runner) -> None:
@@ -466,21 +466,21 @@ COSTS = st.lists(st.tuples(st.integers(0, B), st.integers(10, B)), min_size=1, m
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[int, list[Simulated]]:
     """Draw the width of the device, and Models of all kinds."""
-    whole = draw(st.integers(1, 4))
+    capacity = draw(st.integers(1, 4))
     models = []
     for _ in range(draw(st.integers(2, 6))):
         comes = draw(st.sampled_from([0, 0, 0, 300, 1000]))
         goes = comes + draw(st.sampled_from([1 << 40, 1 << 40, 300, 800]))
-        width, rest = draw(st.integers(1, whole)), draw(st.sampled_from([0, 0, 1, 30, 500]))
+        width, rest = draw(st.integers(1, capacity)), draw(st.sampled_from([0, 0, 1, 30, 500]))
         models.append(Simulated(draw(st.integers(1, 3)), width, draw(COSTS), rest, comes, goes))
-    return whole, models
+    return capacity, models
 
 
 class TestFairness:
     @given(crowds())
     def test_every_request_for_a_turn_is_granted_within_the_bound(self, crowd: tuple[int, list[Simulated]]) -> None:
-        whole, models = crowd
-        room = MAX_CONCURRENT_RUNS * whole
+        capacity, models = crowd
+        room = MAX_CONCURRENT_RUNS * capacity
         house = House(room, models)
         house.run(2000)
         most = max(model.instances for model in models)

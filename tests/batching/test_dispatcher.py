@@ -111,10 +111,10 @@ def test_a_turn_delivers_large_answers_within_its_time_budget_and_the_next_turn_
 ) -> None:
     loop = Loop()
     watched = Dispatcher(cast(Any, loop), lambda *_: None)
-    given: list[Any] = []
+    delivered: list[Any] = []
 
     def deliver(_model: Any, ran: Any) -> None:
-        given.append(ran)
+        delivered.append(ran)
         clock.now_ns += TURN_BUDGET_NS + 1
 
     monkeypatch.setattr(watched, "deliver", deliver)
@@ -123,10 +123,10 @@ def test_a_turn_delivers_large_answers_within_its_time_budget_and_the_next_turn_
     after = []
     while loop.soon:
         loop.end_turn()
-        after.append(len(given))
+        after.append(len(delivered))
 
     assert after == [1, 2, 3]
-    assert given == [[0], [1], [2]]
+    assert delivered == [[0], [1], [2]]
 
 
 @pytest.mark.anyio
@@ -140,12 +140,12 @@ async def test_a_model_that_runs_one_row_at_a_time_continues_within_the_turns_ti
     async with housed() as house:
         model = await house.load(max_batch_rows=rows, cap_rows=rows)
         came = [house.come(model) for _ in range(20)]
-        seen = [0]
-        while seen[-1] < len(came):
+        finished = [0]
+        while finished[-1] < len(came):
             await asyncio.sleep(0)
-            seen.append(sum(request.outputs is not None for request in came))
+            finished.append(sum(request.outputs is not None for request in came))
 
-        assert max(after - before for before, after in pairwise(seen)) == most
+        assert max(after - before for before, after in pairwise(finished)) == most
         assert all(right(request, value) for value, request in enumerate(came, 2))
         assert house.rows_run == [rows] * (20 // rows)
 
@@ -167,8 +167,8 @@ async def test_models_that_run_one_row_at_a_time_share_each_turn(monkeypatch: py
         models = [await house.load(name, max_batch_rows=1, cap_rows=1) for name in "ab"]
         came = [[house.come(model) for _ in range(40)] for model in models]
         monkeypatch.setattr(dispatcher, "time", Ticking())
-        seen = [0, 0]
-        while min(seen) < 40:
+        finished = [0, 0]
+        while min(finished) < 40:
             await asyncio.sleep(0)
-            seen = [sum(request.outputs is not None for request in each) for each in came]
-            assert abs(seen[0] - seen[1]) <= 2
+            finished = [sum(request.outputs is not None for request in each) for each in came]
+            assert abs(finished[0] - finished[1]) <= 2

@@ -112,22 +112,22 @@ def spec_of(name: str = "m", version: int = 1, *, count: int = 1, **policy: Any)
 
 def engine_of(*backends: Backend) -> Engine:
     """An Engine whose loader returns the backends one after another, and then the last one repeatedly."""
-    left = list(backends)
+    remaining = list(backends)
 
     def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
-        return left.pop(0) if len(left) > 1 else left[0]
+        return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
     return Engine(asyncio.get_running_loop(), {"fake": load})
 
 
 @asynccontextmanager
 async def serving(
-    function: Function = same_and_sum, graph: Signature = SAME_AND_SUM, **wanted: Any
+    function: Function = same_and_sum, graph: Signature = SAME_AND_SUM, **options: Any
 ) -> AsyncIterator[Serving]:
     gate = Gate(function)
     backend = FakeBackend(graph, gate)
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
-    model = await engine.load(spec_of(**wanted))
+    model = await engine.load(spec_of(**options))
     backend.runs.clear()  # runs of the warm-up
     try:
         async with asyncio.timeout(2 * PATIENCE_S):
@@ -197,14 +197,14 @@ class TestLoading:
 
     async def test_the_generation_changes_with_every_load_and_unload(self) -> None:
         engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
-        seen = [engine.generation]
+        generations = [engine.generation]
         for version in (1, 2, 1):
             await engine.load(spec_of(version=version))
-            seen.append(engine.generation)
+            generations.append(engine.generation)
         await engine.unload("m", 2)
-        seen.append(engine.generation)
+        generations.append(engine.generation)
 
-        assert len(set(seen)) == len(seen)
+        assert len(set(generations)) == len(generations)
         await engine.stop(0)
 
     async def test_a_model_that_contradicts_its_configuration_is_closed_and_not_served(self) -> None:
@@ -502,15 +502,17 @@ class TestServing:
 
     async def test_only_requested_outputs_are_delivered(self, executor: str) -> None:
         async with serving(executor=executor) as house:
-            wants = [(1,), (0, 1), (1, 0), ()]
-            requests = [house.request(value=1) for _ in wants]
-            for request, wanted in zip(requests, wants, strict=True):
-                request.output_positions = wanted
+            selections = [(1,), (0, 1), (1, 0), ()]
+            requests = [house.request(value=1) for _ in selections]
+            for request, positions in zip(requests, selections, strict=True):
+                request.output_positions = positions
                 house.engine.submit(request)
             await house.sink.holds(4)
 
-            whole = [[[1] * 4], [4]]
-            assert [outputs_of(each) for each in requests] == [[whole[place] for place in want] for want in wants]
+            outputs = [[[1] * 4], [4]]
+            assert [outputs_of(each) for each in requests] == [
+                [outputs[place] for place in positions] for positions in selections
+            ]
 
     async def test_requests_without_rows_are_served(self, executor: str) -> None:
         async with serving(executor=executor) as house:

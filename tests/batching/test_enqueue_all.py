@@ -26,8 +26,10 @@ SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP
 
 
 def model_of(**policy: Any) -> Model:
-    said = replace(BatchPolicy(max_batch_rows=8), **policy)
-    return Model(ModelSpec("m", 1, Path("m"), signature=SIGNATURE, policy=said), [FakeBackend(SIGNATURE, list)], _none)
+    batch_policy = replace(BatchPolicy(max_batch_rows=8), **policy)
+    return Model(
+        ModelSpec("m", 1, Path("m"), signature=SIGNATURE, policy=batch_policy), [FakeBackend(SIGNATURE, list)], _none
+    )
 
 
 def up_by_one(inputs: list[Any]) -> list[Any]:
@@ -83,8 +85,8 @@ def test_no_request_is_enqueued_if_the_queue_has_no_room_for_all(room: dict[str,
     assert not any(request.waiting for request in come)
 
 
-def _first(said: dict[str, Any]) -> str:
-    return next(iter(said))
+def _first(attributes: dict[str, Any]) -> str:
+    return next(iter(attributes))
 
 
 LOOKS = [
@@ -105,14 +107,16 @@ def test_requests_are_not_enqueued_together_if_the_policy_considers_each_one_sep
 
 
 @pytest.mark.parametrize(
-    "said", [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}], ids=lambda said: next(iter(said))
+    "attributes",
+    [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}],
+    ids=lambda attributes: next(iter(attributes)),
 )
 def test_requests_with_different_deadlines_targets_or_keys_are_not_enqueued_together(
-    said: dict[str, Any],
+    attributes: dict[str, Any],
 ) -> None:
     model = model_of()
     come = requests_of(model, 1, 1, 1)
-    for name, value in said.items():
+    for name, value in attributes.items():
         setattr(come[1], name, value)
 
     assert not enqueue_all(model, come, NOW_NS)
@@ -143,76 +147,76 @@ def test_requests_enqueued_together_never_exceed_the_queues_limit(groups: list[l
 class TestThroughAnEnsemble:
     """Bulk enqueue as used by the Engine and Ensembles."""
 
-    async def _served(self, kept: House, **policy: Any) -> None:
-        await kept.serve("first", up_by_one)
-        await kept.serve("second", doubled, **policy)
-        await kept.engine.load(
+    async def _served(self, system: House, **policy: Any) -> None:
+        await system.serve("first", up_by_one)
+        await system.serve("second", doubled, **policy)
+        await system.engine.load(
             ensemble_spec("pair", "in", "out", step("first", "x=in", "y=mid"), step("second", "x=mid", "y=out"))
         )
 
-    async def _send_six(self, kept: House, name: str) -> None:
+    async def _send_six(self, system: House, name: str) -> None:
         """Submit one request alone, and five that leave the first step in one batch."""
-        kept.gates["first"].close()
-        kept.submit(name, 0)
-        await kept.gates["first"].entered()
+        system.gates["first"].close()
+        system.submit(name, 0)
+        await system.gates["first"].entered()
         for value in range(1, 6):
-            kept.submit(name, value)
+            system.submit(name, value)
         await asyncio.sleep(0)  # requests of a turn go to the first step at its end
-        kept.gates["first"].open()
+        system.gates["first"].open()
 
     async def test_requests_that_leave_the_first_step_in_a_batch_form_a_batch_at_the_second(self) -> None:
-        async with house() as kept:
-            await self._served(kept)
-            await self._send_six(kept, "pair")
-            answered = await kept.sink.holds(6)
+        async with house() as system:
+            await self._served(system)
+            await self._send_six(system, "pair")
+            answered = await system.sink.holds(6)
 
             assert sorted(values_of(answered)) == [2, 4, 6, 8, 10, 12]
             # the second batch of the first step may end before the first of the second has begun
-            assert (kept.runs("first"), kept.runs("second")) in (([1, 5], [1, 5]), ([1, 5], [6]))
-            assert kept.at_rest()
+            assert (system.runs("first"), system.runs("second")) in (([1, 5], [1, 5]), ([1, 5], [6]))
+            assert system.at_rest()
 
     async def test_requests_that_fit_are_served_if_the_queue_is_too_small_for_all(self) -> None:
-        async with house() as kept:
-            await self._served(kept, max_queue_requests=3)
-            await self._send_six(kept, "pair")
-            answered = await kept.sink.holds(6)
+        async with house() as system:
+            await self._served(system, max_queue_requests=3)
+            await self._send_six(system, "pair")
+            answered = await system.sink.holds(6)
 
             refused = [request.error.message for request in answered if request.error is not None]
             assert len(refused) + len(values_of(answered)) == 6
             assert set(refused) <= {"in ensemble 'pair', Exceeds maximum queue size"}
             assert len(values_of(answered)) >= 3
-            assert kept.at_rest()
+            assert system.at_rest()
 
     async def test_a_request_that_one_step_rejected_is_not_run_by_another(self) -> None:
-        async with house() as kept:
-            await kept.serve("first", up_by_one_and_two, outputs="y z")
-            await kept.serve("narrow", list, max_queue_requests=1)
-            await kept.serve("wide", list)
-            await kept.engine.load(
+        async with house() as system:
+            await system.serve("first", up_by_one_and_two, outputs="y z")
+            await system.serve("narrow", list, max_queue_requests=1)
+            await system.serve("wide", list)
+            await system.engine.load(
                 ensemble_spec(
                     "fork", "in", "a b", step("first", "x=in", "y=m z=n"), step("narrow", "x=m", "y=a"),
                     step("wide", "x=n", "y=b"),
                 )
             )  # fmt: skip
-            kept.gates["narrow"].close()
-            await self._send_six(kept, "fork")
-            await kept.sink.holds(1)
-            kept.gates["narrow"].open()
-            answered = await kept.sink.holds(6)
+            system.gates["narrow"].close()
+            await self._send_six(system, "fork")
+            await system.sink.holds(1)
+            system.gates["narrow"].open()
+            answered = await system.sink.holds(6)
 
             served = [request for request in answered if request.error is None]
-            assert sum(kept.runs("wide")) == sum(kept.runs("narrow")) == len(served)
+            assert sum(system.runs("wide")) == sum(system.runs("narrow")) == len(served)
             for request in served:
                 low, high = request.outputs or []
                 assert np.array_equal(low + 1, high)
-            assert kept.at_rest()
+            assert system.at_rest()
 
     async def test_requests_of_one_turn_enter_the_first_step_together_with_their_arrival_times(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async with house() as kept:
-            await self._served(kept)
-            scheduler, come = kept.engine.model("first").scheduler, list[InferRequest]()
+        async with house() as system:
+            await self._served(system)
+            scheduler, come = system.engine.model("first").scheduler, list[InferRequest]()
             add = scheduler.add_all
 
             def keep(requests: Sequence[InferRequest], rows: int, nbytes: int) -> bool:
@@ -220,8 +224,8 @@ class TestThroughAnEnsemble:
                 return add(requests, rows, nbytes)
 
             monkeypatch.setattr(scheduler, "add_all", keep)
-            sent = [kept.submit("pair", value) for value in range(3)]
-            answered = await kept.sink.holds(3)
+            sent = [system.submit("pair", value) for value in range(3)]
+            answered = await system.sink.holds(3)
 
             assert [each.outputs and values_of([each]) for each in sent] == [[2], [4], [6]]
             assert len(answered) == 3
@@ -229,25 +233,25 @@ class TestThroughAnEnsemble:
             assert [(each.start_ns, each.enqueued_ns) for each in come] == [(each.enqueued_ns,) * 2 for each in sent]
 
     async def test_statistics_of_requests_that_meet_in_a_batch_are_attributed_to_their_own_ensembles(self) -> None:
-        async with house() as kept:
-            await self._served(kept)
-            await kept.engine.load(ensemble_spec("lone", "in", "out", step("second", "x=in", "y=out")))
-            kept.gates["second"].close()
-            kept.submit("second", 0)
-            await kept.gates["second"].entered()
-            kept.submit("pair", 1)
+        async with house() as system:
+            await self._served(system)
+            await system.engine.load(ensemble_spec("lone", "in", "out", step("second", "x=in", "y=out")))
+            system.gates["second"].close()
+            system.submit("second", 0)
+            await system.gates["second"].entered()
+            system.submit("pair", 1)
             async with asyncio.timeout(PATIENCE_S):
-                while not kept.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - the queue has no event
+                while not system.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - the queue has no event
                     await asyncio.sleep(0)
             for value in (2, 3):
-                kept.submit("lone", value)
+                system.submit("lone", value)
             await asyncio.sleep(0)
-            kept.gates["second"].open()
-            await kept.sink.holds(4)
+            system.gates["second"].open()
+            await system.sink.holds(4)
 
-            assert kept.runs("second") == [1, 3]
+            assert system.runs("second") == [1, 3]
             pair, lone, first, second = (
-                kept.engine.model(name).statistics.snapshot() for name in ("pair", "lone", "first", "second")
+                system.engine.model(name).statistics.snapshot() for name in ("pair", "lone", "first", "second")
             )
             (_, shared) = second.batch_stats
             assert lone.compute_infer.ns == 2 * shared.compute_infer_ns

@@ -39,7 +39,7 @@ class Shape:
 
     spec: ModelSpec
 
-    def answers(self, value: float, wanted: tuple[int, ...]) -> list[float] | None:
+    def answers(self, value: float, positions: tuple[int, ...]) -> list[float] | None:
         """Return the correct answers; None if a needed step fails."""
         known: dict[str, float] = {"in": value}
         steps = self.spec.ensemble.steps if self.spec.ensemble else ()
@@ -52,12 +52,12 @@ class Shape:
                 inputs = [of(step.inputs[name]) for name in names]
                 if step.model == "picky" and inputs[0] == GUILTY:
                     raise InferError(Code.INVALID, "a guilty row")
-                made = dict(zip(outputs, _run(step.model, inputs), strict=True))
-                known.update({step.outputs[name]: made[name] for name in step.outputs})
+                results = dict(zip(outputs, _run(step.model, inputs), strict=True))
+                known.update({step.outputs[name]: results[name] for name in step.outputs})
             return known[tensor]
 
         try:
-            return [of(self.spec.outputs[position].name) for position in wanted]
+            return [of(self.spec.outputs[position].name) for position in positions]
         except InferError:
             return None
 
@@ -70,9 +70,9 @@ def shapes(draw: st.DrawFn) -> Shape:
         names, outputs = (side.split() for side in _MODELS[model])
         first = "in" if not number else draw(st.sampled_from(tensors))
         inputs = {name: draw(st.sampled_from(tensors)) for name in names} | {names[0]: first}
-        made = {name: f"{name}{number}" for name in outputs}
-        steps.append(Step(model, "", inputs, made))
-        tensors += made.values()
+        renamed = {name: f"{name}{number}" for name in outputs}
+        steps.append(Step(model, "", inputs, renamed))
+        tensors += renamed.values()
     used = {tensor for step in steps for tensor in step.inputs.values()}
     ends = [tensor for tensor in tensors if tensor not in used]
     more = [tensor for tensor in tensors if tensor in used and tensor != "in" and draw(st.booleans())]
@@ -80,62 +80,62 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Submission:
     value: float
     rows: int
-    wanted: tuple[int, ...]
+    positions: tuple[int, ...]
     turns: int
     """Loop turns after which it is canceled; -1 for never."""
 
 
 @st.composite
-def requests(draw: st.DrawFn, count: int) -> list[Asked]:
-    wanted = st.lists(st.integers(0, count - 1), min_size=1, max_size=count, unique=True).map(tuple)
-    asked = st.builds(Asked, st.integers(-2, 8).map(float), st.integers(1, 3), wanted, st.integers(-1, 6))
-    return draw(st.lists(asked, min_size=1, max_size=12))
+def requests(draw: st.DrawFn, count: int) -> list[Submission]:
+    positions = st.lists(st.integers(0, count - 1), min_size=1, max_size=count, unique=True).map(tuple)
+    submissions = st.builds(Submission, st.integers(-2, 8).map(float), st.integers(1, 3), positions, st.integers(-1, 6))
+    return draw(st.lists(submissions, min_size=1, max_size=12))
 
 
-async def _ask(kept: House, asked: Asked, refused: list[InferRequest]) -> InferRequest:
-    request = kept.request("e", asked.value, rows=asked.rows, wanted=asked.wanted)
+async def _ask(system: House, submission: Submission, refused: list[InferRequest]) -> InferRequest:
+    request = system.request("e", submission.value, rows=submission.rows, positions=submission.positions)
     try:
-        kept.engine.submit(request)
+        system.engine.submit(request)
     except InferError:
         refused.append(request)
         return request
-    if asked.turns >= 0:
-        for _ in range(asked.turns):
+    if submission.turns >= 0:
+        for _ in range(submission.turns):
             await asyncio.sleep(0)
-        kept.engine.cancel(request)
+        system.engine.cancel(request)
     return request
 
 
-async def _check(shape: Shape, every: list[Asked], executor: str, queue: int) -> None:
-    async with house() as kept:
+async def _check(shape: Shape, every: list[Submission], executor: str, queue: int) -> None:
+    async with house() as system:
         for name, sides in _MODELS.items():
             function = picky if name == "picky" else lambda inputs, name=name: _run(name, inputs)
-            await kept.serve(name, function, *sides, executor=executor, max_queue_requests=queue)
-        model = await kept.engine.load(shape.spec)
+            await system.serve(name, function, *sides, executor=executor, max_queue_requests=queue)
+        model = await system.engine.load(shape.spec)
         refused: list[InferRequest] = []
-        submitted = await asyncio.gather(*(_ask(kept, asked, refused) for asked in every))
-        models = kept.engine.models()
-        assert await kept.engine.stop(10) == 0
+        submitted = await asyncio.gather(*(_ask(system, submission, refused) for submission in every))
+        models = system.engine.models()
+        assert await system.engine.stop(10) == 0
 
-        delivered = Counter(map(id, kept.sink.requests))
-        for asked, request in zip(every, submitted, strict=True):
+        delivered = Counter(map(id, system.sink.requests))
+        for submission, request in zip(every, submitted, strict=True):
             count = delivered[id(request)]
             if request in refused:
                 assert count == 0
-            elif asked.turns < 0:
+            elif submission.turns < 0:
                 assert count == 1
             else:
                 assert count <= 1
             if count and request.error is None:
-                answers = shape.answers(asked.value, asked.wanted)
+                answers = shape.answers(submission.value, submission.positions)
                 assert [output.tolist() for output in request.outputs or []] == [
-                    [[answer] * 4] * asked.rows for answer in answers or []
+                    [[answer] * 4] * submission.rows for answer in answers or []
                 ]
             elif count and not queue:
-                assert shape.answers(asked.value, asked.wanted) is None
+                assert shape.answers(submission.value, submission.positions) is None
         assert model.ensemble is not None
         assert not model.ensemble.passages
         assert [each.inflight for each in models] == [0] * len(models)

@@ -146,7 +146,7 @@ class TestWrongOutputs:
 
 
 class TestDeviceTime:
-    class Told:
+    class TimedBinding:
         device_ns = 5
 
     @staticmethod
@@ -162,7 +162,7 @@ class TestDeviceTime:
         return batches
 
     @pytest.mark.parametrize(
-        ("batches", "told", "wanted"),
+        ("batches", "is_timed", "expected"),
         [
             (ran((10, 30, 0)), True, 5),
             (ran((10, 30, 0)), False, 20),
@@ -174,11 +174,11 @@ class TestDeviceTime:
         ids=["told", "not told", "behind another", "in parts", "failed", "never begun"],
     )
     def test_device_time_is_reported_by_the_binding_or_estimated_from_the_run(
-        self, batches: list[Batch], told: bool, wanted: int
+        self, batches: list[Batch], is_timed: bool, expected: int
     ) -> None:
-        binding: Any = self.Told() if told else object()
+        binding: Any = self.TimedBinding() if is_timed else object()
 
-        assert device_ns(batches, binding) == wanted
+        assert device_ns(batches, binding) == expected
 
 
 @pytest.mark.parametrize(

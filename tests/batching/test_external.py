@@ -41,7 +41,7 @@ class Elsewhere:
         self.takes: ExecutorCallbacks | None = None
         self.begun: list[list[str]] = []
         self.abandoned: list[str] = []
-        self.seen = asyncio.Event()
+        self.received = asyncio.Event()
         self.closed = False
         self.most = 0
         self._plan = plan
@@ -56,7 +56,7 @@ class Elsewhere:
         self._running += 1
         self.most = max(self.most, self._running)
         self.begun.append([request.id for request in batch.requests])
-        self.seen.set()
+        self.received.set()
         batch.compute_start_ns = time.monotonic_ns()
         self._soon(self._turns, lambda: self._end(batch, self._plan()))
 
@@ -168,7 +168,7 @@ def spec_of(count: int = 1, **more: object) -> ModelSpec:
 
 
 def run(executors: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitable[None]], **more: object) -> None:
-    async def whole() -> None:
+    async def main() -> None:
         async with asyncio.timeout(GUARD_S):
             engine = Engine(asyncio.get_running_loop(), {})
             engine.devices = Devices(RateLimiter())
@@ -179,7 +179,7 @@ def run(executors: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitab
             assert await engine.stop(1.0) == 0
             assert all(each.closed for each in executors)
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
 def x(value: float) -> list[np.ndarray | None]:
@@ -289,8 +289,8 @@ def test_an_internal_scheduling_error_fails_only_the_current_request_and_later_o
         first = Ledger()
         setattr(model.scheduler, what, fail)
         await submit_all(engine, model, 1, first)
-        told = {"take_from": "model 'm': the request could not be scheduled", "learn": "right"}
-        assert first.ends == {"0": [told[what]]}
+        texts = {"take_from": "model 'm': the request could not be scheduled", "learn": "right"}
+        assert first.ends == {"0": [texts[what]]}
         await submit_all(engine, model, 6, second := Ledger())
         assert set(map(tuple, second.ends.values())) == {("right",)}
 
@@ -396,8 +396,8 @@ def test_an_iterative_request_may_be_canceled_between_iterations() -> None:
             request.id, request.sink = str(number), ledger
             engine.submit(request)
         for _ in range(3):  # they alternate: the second has run, and waits while the first runs again
-            await outside.seen.wait()
-            outside.seen.clear()
+            await outside.received.wait()
+            outside.received.clear()
         engine.cancel(requests[1])
         await ledger.done.wait()
         assert model.statistics.snapshot().failures["CANCELED"] == 1
@@ -490,7 +490,7 @@ def test_a_decoupled_request_counts_as_in_flight_until_its_last_answer() -> None
         request = make_request(model, x(5))
         with open_stream(engine, request) as answers:
             found = [await answers.next(), await answers.next()]
-        assert [float(told.outputs["y"][0, 0]) for told in found if told is not None] == [5]
+        assert [float(answer.outputs["y"][0, 0]) for answer in found if answer is not None] == [5]
         assert model.inflight == 0
 
     run([outside], scene, decoupled=True)
@@ -503,10 +503,10 @@ def test_a_client_that_stops_reading_answers_is_reported_to_the_executor() -> No
         request = make_request(model, x(5))
         request.id = "gone"
         with open_stream(engine, request) as answers:
-            asked = asyncio.ensure_future(answers.next())
-            await outside.seen.wait()
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
+            next_answer = asyncio.ensure_future(answers.next())
+            await outside.received.wait()
+            next_answer.cancel()
+            await asyncio.gather(next_answer, return_exceptions=True)
         await engine.retire(model)
 
     run([outside], scene, decoupled=True)

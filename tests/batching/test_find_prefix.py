@@ -11,10 +11,10 @@ from penstock.batching.scheduling.sizing import find_prefix
 
 def goes(rows: list[int], sizes: set[int], max_rows: int, *, over: bool = False) -> int:
     """Return how many rows run now; 0 for none. `over`: the oldest request has waited for the queue delay."""
-    seen = find_prefix(rows, sizes, max_rows)
-    if seen.preferred_rows and not over:
-        return seen.preferred_rows
-    return seen.fitting_rows if over or seen.complete else 0
+    prefix = find_prefix(rows, sizes, max_rows)
+    if prefix.preferred_rows and not over:
+        return prefix.preferred_rows
+    return prefix.fitting_rows if over or prefix.complete else 0
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_preferred_sizes_select_the_same_rows_as_triton(case: tuple[int, list[in
     most, rows, sizes = case
 
     assert goes(rows, sizes, most, over=over) == tritons(rows, sizes, most, delay=True, over=over)
-    seen = find_prefix(rows, sizes, most)
-    assert (seen.preferred_rows or seen.fitting_rows) == tritons(rows, sizes, most, delay=False, over=False)
+    prefix = find_prefix(rows, sizes, most)
+    assert (prefix.preferred_rows or prefix.fitting_rows) == tritons(rows, sizes, most, delay=False, over=False)

@@ -74,10 +74,10 @@ def test_of_two_loaded_backends_the_one_that_is_not_kept_is_closed(axis: int, cl
     def load(path: Path, device: str, options: Mapping[str, str]) -> Any:
         return Closing(load_onnx(path, device, options), "freed" if options.get(FREE_ROWS) else "as it is", closed)
 
-    _, kept = free_rows(ModelSpec("m", 1, path), load, "cpu", load(path, "cpu", {}))
+    _, backend = free_rows(ModelSpec("m", 1, path), load, "cpu", load(path, "cpu", {}))
 
     assert closed == [closes]
-    kept.close()
+    backend.close()
 
 
 def test_an_interrupted_comparison_closes_the_backend_it_has_loaded(
@@ -93,7 +93,7 @@ def test_an_interrupted_comparison_closes_the_backend_it_has_loaded(
 
     with pytest.raises(KeyboardInterrupt):
         free_rows(
-            ModelSpec("m", 1, path), lambda *said: Closing(load_onnx(*said), "freed", closed), "cpu",
+            ModelSpec("m", 1, path), lambda *arguments: Closing(load_onnx(*arguments), "freed", closed), "cpu",
             Closing(load_onnx(path, "cpu", {}), "as it is", closed),
         )  # fmt: skip
 

@@ -104,8 +104,8 @@ def doubled(inputs: list[Any]) -> list[Any]:
 
 def model_of(**policy: Any) -> tuple[Model, PlacingBinding, FakeBackend]:
     backend = FakeBackend(DOUBLED, doubled)
-    made = BatchPolicy(max_batch_rows=8, executor="thread", **policy)
-    model = Model(ModelSpec("m", 1, Path("m"), policy=made, signature=DOUBLED), [backend], lambda *_: None)
+    batch_policy = BatchPolicy(max_batch_rows=8, executor="thread", **policy)
+    model = Model(ModelSpec("m", 1, Path("m"), policy=batch_policy, signature=DOUBLED), [backend], lambda *_: None)
     binding = PlacingBinding(backend, DOUBLED, 8)
     model.in_place_devices = devices_of(model, [binding])
     return model, binding, backend
@@ -202,14 +202,14 @@ def test_a_failed_region_is_released_with_its_request() -> None:
     gc.disable()
     try:
         regions = [Region() for _ in range(2)]
-        gone = [weakref.ref(region) for region in regions]
+        refs = [weakref.ref(region) for region in regions]
         requests = [request_of(model, number + 1, region) for number, region in enumerate(regions)]
         regions[1].broken = True
         run(model, binding, *requests)
         assert requests[1].error is not None
         binding.acquire_buffers(1, [(1, 4)])
         del requests, regions
-        assert [each() for each in gone] == [None, None]
+        assert [each() for each in refs] == [None, None]
     finally:
         gc.enable()
 
@@ -262,18 +262,18 @@ def test_a_device_binding_does_not_read_host_shared_memory_itself(tmp_path: Path
     assert [values(request) for request in requests] == [[[0]], [[1]]]
 
 
-@pytest.mark.parametrize(("gone", "runs"), [([3], [3, 4]), ([1], [1, 6]), ([7], [7]), ([1, 5], [1, 3, 2])])
+@pytest.mark.parametrize(("shrunk", "runs"), [([3], [3, 4]), ([1], [1, 6]), ([7], [7]), ([1, 5], [1, 3, 2])])
 def test_a_region_that_shrinks_before_it_is_gathered_fails_only_its_own_request(
-    tmp_path: Path, gone: list[int], runs: list[int]
+    tmp_path: Path, shrunk: list[int], runs: list[int]
 ) -> None:
     shared = SharedArrays(tmp_path)
     model, binding, backend, requests = wide(shared, 8)
-    for number in gone:
+    for number in shrunk:
         shared.truncate(str(number))
     run(model, binding, *requests)
 
     for number, request in enumerate(requests):
-        if number in gone:
+        if number in shrunk:
             assert request.error is not None
             assert request.error.code is Code.INVALID
             assert request.error.message.endswith("its file is smaller than when it was registered")

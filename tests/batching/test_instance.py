@@ -51,7 +51,7 @@ def model_of(
 
 
 @contextmanager
-def opened(function: Function, **wanted: Any) -> Iterator[tuple[Model, FakeBackend, queue.Queue[Batch]]]:
+def opened(function: Function, **options: Any) -> Iterator[tuple[Model, FakeBackend, queue.Queue[Batch]]]:
     """A Model with its Instances running, and the queue of its finished batches."""
     finished: queue.Queue[Batch] = queue.Queue()
 
@@ -59,7 +59,7 @@ def opened(function: Function, **wanted: Any) -> Iterator[tuple[Model, FakeBacke
         for batch in ran:
             finished.put(batch)
 
-    model, backend = model_of(function, finished=finish, **wanted)
+    model, backend = model_of(function, finished=finish, **options)
     model.open()
     try:
         yield model, backend, finished

@@ -231,14 +231,14 @@ def test_an_answers_bytes_are_the_same_alone_and_in_any_batch(
     matmul: tuple[Model, Backend], sizes: list[int], first: int, magnitude: float
 ) -> None:
     model, backend = matmul
-    kept: list[int] = []
+    fitting: list[int] = []
     for size in sizes:
-        if sum(kept) + size <= model.max_rows:
-            kept.append(size)
-    starts = first + np.cumsum([0, *kept])
+        if sum(fitting) + size <= model.max_rows:
+            fitting.append(size)
+    starts = first + np.cumsum([0, *fitting])
     arrays = [
         ROWS[start : start + size] * (np.float32(10**magnitude) if number % 2 else 1)
-        for number, (start, size) in enumerate(zip(starts, kept, strict=False))
+        for number, (start, size) in enumerate(zip(starts, fitting, strict=False))
     ]
     alone = [answers(model, backend, [array])[0] for array in arrays]
 
@@ -300,10 +300,10 @@ def test_the_check_command_reports_the_invariance_of_each_model(
         save(tmp_path / name / "1" / "model.onnx", nodes, inputs, outputs, initializers)
 
     assert cli.main(["check", "--invariance", str(tmp_path), "--default-max-batch-size", "8"]) == 0
-    said = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  invariance")]
-    assert len(said) == 2
-    assert "; invariant at a fixed size of 2, 4, 8 rows" in said[0]
-    assert said[1] == (
+    output_lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  invariance")]
+    assert len(output_lines) == 2
+    assert "; invariant at a fixed size of 2, 4, 8 rows" in output_lines[0]
+    assert output_lines[1] == (
         "invariance not invariant, and at no fixed size tried: with strict invariance, each request would run alone"
     )
 

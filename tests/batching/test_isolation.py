@@ -156,22 +156,22 @@ class TestExecute:
 
         run(model, backend, request)
 
-        assert backend.runs[0].wanted == (1,)
+        assert backend.runs[0].positions == (1,)
         assert outputs_of(request) == [[0]]
 
     def test_requests_for_different_outputs_share_a_run_and_get_them_in_their_own_order(self) -> None:
         model, backend = model_of()
         wants = [(1,), (0, 1), (1, 0), (0,), (), (1, 1)]
         requests = [fake_request(model, value=value) for value in range(len(wants))]
-        for request, wanted in zip(requests, wants, strict=True):
-            request.output_positions = wanted
+        for request, positions in zip(requests, wants, strict=True):
+            request.output_positions = positions
 
         run(model, backend, *requests)
 
-        assert [each.wanted for each in backend.runs] == [(0, 1)]
-        whole = [[[[value] * 4], [4 * value]] for value in range(len(wants))]
+        assert [each.positions for each in backend.runs] == [(0, 1)]
+        all_outputs = [[[[value] * 4], [4 * value]] for value in range(len(wants))]
         assert [outputs_of(request) for request in requests] == [
-            [whole[value][position] for position in wanted] for value, wanted in enumerate(wants)
+            [all_outputs[value][position] for position in positions] for value, positions in enumerate(wants)
         ]
 
     def test_time_stamps_of_a_batch_are_in_order(self) -> None:
@@ -216,8 +216,8 @@ class TestExecute:
         assert [request.outputs for request in requests] == [[[{0: 1.0}]], [[{0: 2.0}]]]
 
     def test_a_model_without_rows_receives_and_returns_whole_tensors(self) -> None:
-        whole = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (1,)),))
-        model, backend = model_of(total, whole)
+        signature = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (1,)),))
+        model, backend = model_of(total, signature)
         request = fake_request(model, key=())
         request.key, request.inputs = ((2, 3),), [np.ones((2, 3), np.float32)]
 
@@ -265,10 +265,10 @@ class TestFailedBatch:
         assert [getattr(record, "request_id", "") for record in caplog.records] == ["r1"]
         assert "/secret/path" in caplog.text
 
-    @pytest.mark.parametrize(("code", "told"), [(Code.INTERNAL, ["model m failed: onnx runtime error 6"]),
+    @pytest.mark.parametrize(("code", "logged"), [(Code.INTERNAL, ["model m failed: onnx runtime error 6"]),
                                                 (Code.INVALID, [])])  # fmt: skip
     def test_internal_errors_of_the_runtime_are_logged_and_invalid_requests_are_not(
-        self, caplog: pytest.LogCaptureFixture, code: Code, told: list[str]
+        self, caplog: pytest.LogCaptureFixture, code: Code, logged: list[str]
     ) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             raise InferError(code, "onnx runtime error 6")
@@ -279,9 +279,9 @@ class TestFailedBatch:
         run(model, backend, request)
 
         assert error_of(request) == (code, "onnx runtime error 6")
-        assert caplog.messages == told
+        assert caplog.messages == logged
         about = [(record.levelname, vars(record)["request_id"], vars(record)["model"]) for record in caplog.records]
-        assert about == [("ERROR", "r1", "m")] * len(told)
+        assert about == [("ERROR", "r1", "m")] * len(logged)
 
     @pytest.mark.parametrize("rows", [0, 1, 3])
     def test_a_wrong_number_of_output_rows_is_an_internal_error(self, rows: int) -> None:

@@ -93,17 +93,17 @@ def test_only_requests_in_the_lane_are_marked_as_waiting() -> None:
 
 def test_tensors_of_removed_requests_are_freed_while_the_head_stays() -> None:
     lane, _ = lane_of(1)
-    kept: list[weakref.ref[object]] = []
+    refs: list[weakref.ref[object]] = []
     for _ in range(10 * MAX_SKIPPED):
         request = fake_request(MODEL)
         request.inputs = [np.zeros((1, 4), np.float32)]
-        kept.append(weakref.ref(request.inputs[0]))
+        refs.append(weakref.ref(request.inputs[0]))
         lane.add(request)
         lane.remove(request)
     del request
     gc.collect()
 
-    assert sum(reference() is not None for reference in kept) <= MAX_SKIPPED + 3
+    assert sum(reference() is not None for reference in refs) <= MAX_SKIPPED + 3
 
 
 def test_removing_the_last_request_leaves_none_in_the_lane() -> None:
@@ -176,16 +176,16 @@ def test_a_deferred_request_is_not_lost_when_another_is_canceled() -> None:
 
 def test_a_lane_is_as_urgent_as_its_head_or_its_deferred_requests() -> None:
     lane, (late, first, second) = lane_with_targets(50, 500, 2 * PATIENCE_NS)
-    seen = [lane.urgency_ns()]
+    urgencies = [lane.urgency_ns()]
     lane.take(1, 100, 10)
     late.enqueued_ns = 1 - PATIENCE_NS // 2
-    seen.append(lane.urgency_ns())
+    urgencies.append(lane.urgency_ns())
     lane.remove(late)
-    seen.append(lane.urgency_ns())
+    urgencies.append(lane.urgency_ns())
 
     assert not first.waiting
     assert second.waiting
-    assert seen == [50, 1 + PATIENCE_NS // 2, 1 + PATIENCE_NS]
+    assert urgencies == [50, 1 + PATIENCE_NS // 2, 1 + PATIENCE_NS]
 
 
 REMOVE, TAKE, ADD = st.tuples(st.just("remove"), st.integers(0, 50)), st.integers(0, 12), st.integers(0, 12)
@@ -204,13 +204,13 @@ def test_requests_are_never_lost_or_duplicated_and_keep_their_order(steps: list[
         elif step == "remove" and waiting:
             lane.remove(waiting.pop(number % len(waiting)))
         elif step == "take" and waiting:
-            taken, rows = lane.take(number)
-            assert taken[0] is waiting[0]
-            assert taken == [request for request in waiting if request in taken]
-            assert rows == sum(rows_of(taken))
-            assert rows <= number or len(taken) == 1
-            _assert_only_what_did_not_fit_was_passed(waiting, taken, number)
-            waiting = [request for request in waiting if request not in taken]
+            batch, rows = lane.take(number)
+            assert batch[0] is waiting[0]
+            assert batch == [request for request in waiting if request in batch]
+            assert rows == sum(rows_of(batch))
+            assert rows <= number or len(batch) == 1
+            _assert_only_what_did_not_fit_was_passed(waiting, batch, number)
+            waiting = [request for request in waiting if request not in batch]
 
         assert lane.waiting_requests() == waiting
         assert (lane.request_count, lane.rows) == (len(waiting), sum(rows_of(waiting)))
@@ -236,21 +236,21 @@ def test_no_deferred_request_is_lost_or_duplicated(rounds: list[tuple[list[bool]
             waiting.remove(request)
             lane.remove(request)
         if waiting:
-            taken, rows = lane.take(limit, now_ns + 20, now_ns)
-            assert rows == len(taken) > 0
-            assert set(taken) <= set(waiting)
-            waiting = [request for request in waiting if request not in taken]
+            batch, rows = lane.take(limit, now_ns + 20, now_ns)
+            assert rows == len(batch) > 0
+            assert set(batch) <= set(waiting)
+            waiting = [request for request in waiting if request not in batch]
 
         assert set(lane.waiting_requests()) == set(waiting)
         assert (lane.request_count, lane.rows) == (len(waiting), len(waiting))
 
 
 def _assert_only_what_did_not_fit_was_passed(
-    waiting: list[InferRequest], taken: list[InferRequest], limit: int
+    waiting: list[InferRequest], batch: list[InferRequest], limit: int
 ) -> None:
     rows = passed = 0
     for request in waiting:
-        if request in taken:
+        if request in batch:
             assert passed < MAX_SKIPPED
             rows += request.rows
         else:

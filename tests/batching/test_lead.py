@@ -94,15 +94,15 @@ class TestDeviceRunTime:
 class TestEstimatedEnd:
     @given(NS, NS, NS, st.booleans())
     def test_the_estimated_end_of_a_run_lies_within_known_bounds(
-        self, predicted_ns: int, asked_ns: int, waited_ns: int, over: bool
+        self, predicted_ns: int, requested_ns: int, waited_ns: int, over: bool
     ) -> None:
-        told_ns = asked_ns + waited_ns
-        ended = estimate_end_ns(predicted_ns, asked_ns, told_ns, ended=over)
+        reported_ns = requested_ns + waited_ns
+        ended = estimate_end_ns(predicted_ns, requested_ns, reported_ns, ended=over)
 
         if over:
-            assert ended <= asked_ns
+            assert ended <= requested_ns
         else:
-            assert asked_ns <= ended <= told_ns
+            assert requested_ns <= ended <= reported_ns
 
     def test_the_predicted_end_is_used_within_known_bounds(self) -> None:
         assert estimate_end_ns(7, 5, 9, ended=False) == 7

@@ -21,8 +21,8 @@ MODEL = fake_model()
 
 
 def scheduler_of(costs: CostModel | None = None, **policy: Any) -> Scheduler:
-    said = {"max_batch_rows": 8, "priority_levels": 3, "default_priority": 2} | policy
-    return Scheduler(BatchPolicy(**said), costs or CostModel())
+    terms = {"max_batch_rows": 8, "priority_levels": 3, "default_priority": 2} | policy
+    return Scheduler(BatchPolicy(**terms), costs or CostModel())
 
 
 def add(
@@ -35,7 +35,7 @@ def add(
     return request
 
 
-def taken(scheduler: Scheduler, now_ns: int = 1) -> list[InferRequest]:
+def take_requests(scheduler: Scheduler, now_ns: int = 1) -> list[InferRequest]:
     batch = scheduler.take(now_ns)
     return [] if batch is None else batch.requests
 
@@ -45,60 +45,64 @@ class TestOrder:
         scheduler = scheduler_of()
         requests = [add(scheduler, priority) for priority in (3, 0, 1, 2, 7, 1)]
 
-        assert taken(scheduler) == [requests[at] for at in (2, 5, 1, 3, 4, 0)]
+        assert take_requests(scheduler) == [requests[at] for at in (2, 5, 1, 3, 4, 0)]
 
     def test_a_lower_level_fills_the_room_left_by_a_higher_one(self) -> None:
         scheduler = scheduler_of(max_batch_rows=4)
         low, high, big = add(scheduler, 3, 1), add(scheduler, 1, 3), add(scheduler, 2, 2)
 
-        assert [taken(scheduler), taken(scheduler)] == [[high, low], [big]]
+        assert [take_requests(scheduler), take_requests(scheduler)] == [[high, low], [big]]
 
     def test_the_lane_with_the_highest_level_goes_first_then_the_most_urgent_lane(self) -> None:
         scheduler = scheduler_of()
         low, other = add(scheduler, 3, key=A, now_ns=1), add(scheduler, 2, key=B, now_ns=2)
         later = add(scheduler, 2, key=A, now_ns=3)
 
-        assert [taken(scheduler), taken(scheduler)] == [[other], [later, low]]
+        assert [take_requests(scheduler), take_requests(scheduler)] == [[other], [later, low]]
 
     def test_a_held_lane_does_not_block_a_full_lane_of_a_lower_level(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=100)
         high, low = add(scheduler, 1, key=A), add(scheduler, 3, 8, key=B)
 
-        assert [taken(scheduler), taken(scheduler), taken(scheduler, 100_001)] == [[low], [], [high]]
+        assert [take_requests(scheduler), take_requests(scheduler), take_requests(scheduler, 100_001)] == [
+            [low],
+            [],
+            [high],
+        ]
 
     def test_preferred_sizes_count_over_all_levels(self) -> None:
         scheduler = scheduler_of(preferred_rows=(2, 6), max_queue_delay_us=100)
         low, high = add(scheduler, 3), add(scheduler, 1)
         middle = add(scheduler, 2)
 
-        assert [taken(scheduler), taken(scheduler)] == [[high, middle], []]
-        assert taken(scheduler, 100_001) == [low]
+        assert [take_requests(scheduler), take_requests(scheduler)] == [[high, middle], []]
+        assert take_requests(scheduler, 100_001) == [low]
 
     def test_the_queue_delay_counts_from_the_oldest_request_of_any_level(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=100)
         low, high = add(scheduler, 3, now_ns=1_000), add(scheduler, 1, now_ns=50_000)
 
         assert scheduler.due_ns(60_000) == 101_000
-        assert taken(scheduler, 101_000) == [high, low]
+        assert take_requests(scheduler, 101_000) == [high, low]
 
     def test_a_batch_skips_a_limited_number_of_requests_that_do_not_fit(self) -> None:
         scheduler = scheduler_of()
         first, *_ = [add(scheduler, 2, rows) for rows in (2, *[7] * (MAX_SKIPPED - 1))]
         fits = add(scheduler, 3)
 
-        assert taken(scheduler) == [first, fits]
+        assert take_requests(scheduler) == [first, fits]
 
         first = add(scheduler, 1, 2)
         add(scheduler, 2, 7)
         add(scheduler, 3)
 
-        assert taken(scheduler) == [first]
+        assert take_requests(scheduler) == [first]
 
     def test_a_model_without_rows_runs_one_request_at_a_time_in_level_order(self) -> None:
         scheduler = scheduler_of(max_batch_rows=0)
         low, high = add(scheduler, 3), add(scheduler, 1)
 
-        assert [taken(scheduler), taken(scheduler), taken(scheduler)] == [[high], [low], []]
+        assert [take_requests(scheduler), take_requests(scheduler), take_requests(scheduler)] == [[high], [low], []]
 
 
 class TestStarvation:
@@ -107,20 +111,26 @@ class TestStarvation:
         starved = [add(scheduler, 3, now_ns=at) for at in (1, 2)]
         high = [add(scheduler, 1, now_ns=STARVATION_NS) for _ in range(4)]
 
-        assert [taken(scheduler, STARVATION_NS) for _ in range(1)] == [high[:2]]
-        assert [taken(scheduler, STARVATION_NS + 5) for _ in range(2)] == [[starved[0], high[2]], [starved[1], high[3]]]
+        assert [take_requests(scheduler, STARVATION_NS) for _ in range(1)] == [high[:2]]
+        assert [take_requests(scheduler, STARVATION_NS + 5) for _ in range(2)] == [
+            [starved[0], high[2]],
+            [starved[1], high[3]],
+        ]
 
     def test_the_lane_of_a_starving_request_goes_first(self) -> None:
         scheduler = scheduler_of()
         starved, high = add(scheduler, 3, key=A, now_ns=1), add(scheduler, 1, key=B, now_ns=2)
 
-        assert [taken(scheduler, STARVATION_NS + 1), taken(scheduler, STARVATION_NS + 1)] == [[starved], [high]]
+        assert [take_requests(scheduler, STARVATION_NS + 1), take_requests(scheduler, STARVATION_NS + 1)] == [
+            [starved],
+            [high],
+        ]
 
     def test_a_late_clock_alone_starves_no_request(self) -> None:
         scheduler, now_ns = scheduler_of(), 10 * STARVATION_NS
         low, high = add(scheduler, 3, key=A, now_ns=now_ns), add(scheduler, 1, key=B, now_ns=now_ns)
 
-        assert [taken(scheduler, now_ns + 1), taken(scheduler, now_ns + 1)] == [[high], [low]]
+        assert [take_requests(scheduler, now_ns + 1), take_requests(scheduler, now_ns + 1)] == [[high], [low]]
 
 
 class TestTimeouts:
@@ -132,27 +142,27 @@ class TestTimeouts:
         assert scheduler.expire(10) == scheduler.expire(30) == []
         late = add(scheduler, 2, deadline_ns=99)
         assert scheduler.nearest_deadline_ns() == 99
-        assert taken(scheduler, 30) == [others[2], others[1], late, delayed[1], delayed[0], others[0]]
+        assert take_requests(scheduler, 30) == [others[2], others[1], late, delayed[1], delayed[0], others[0]]
         assert scheduler.expired == []
 
     def test_a_delayed_request_is_as_urgent_as_one_without_a_timeout(self) -> None:
         scheduler = scheduler_of(timeout_delays=True)
         other, delayed = add(scheduler, key=B, now_ns=1), add(scheduler, key=A, now_ns=2, deadline_ns=10)
 
-        assert [taken(scheduler, 10), taken(scheduler, 10)] == [[other], [delayed]]
+        assert [take_requests(scheduler, 10), take_requests(scheduler, 10)] == [[other], [delayed]]
 
     def test_each_level_delays_or_rejects_expired_requests_by_its_own_policy(self) -> None:
         scheduler = scheduler_of(level_policies={1: QueuePolicy(delays_on_timeout=True)})
         delayed, rejected = add(scheduler, 1, deadline_ns=10), add(scheduler, 3, deadline_ns=10)
 
-        assert taken(scheduler, 10) == [delayed]
+        assert take_requests(scheduler, 10) == [delayed]
         assert scheduler.expired == [rejected]
 
     def test_expired_requests_are_delayed_without_priority_levels(self) -> None:
         scheduler = scheduler_of(priority_levels=0, default_priority=0, timeout_delays=True)
         delayed, other = add(scheduler, deadline_ns=10), add(scheduler, 9)
 
-        assert taken(scheduler, 10) == [other, delayed]
+        assert take_requests(scheduler, 10) == [other, delayed]
 
     def test_a_delayed_request_can_be_canceled(self) -> None:
         scheduler = scheduler_of(timeout_delays=True)
@@ -160,7 +170,7 @@ class TestTimeouts:
         scheduler.expire(10)
         scheduler.remove(delayed)
 
-        assert (scheduler.request_count, scheduler.rows, taken(scheduler, 20)) == (0, 0, [])
+        assert (scheduler.request_count, scheduler.rows, take_requests(scheduler, 20)) == (0, 0, [])
 
 
 class Slow(CostModel):
@@ -229,7 +239,7 @@ class TestAdmission:
             scheduler.add(request)
             requests.append(request)
 
-        assert [taken(scheduler, 5_000_000)[0] for _ in range(3)] == [requests[at] for at in (1, 0, 2)]
+        assert [take_requests(scheduler, 5_000_000)[0] for _ in range(3)] == [requests[at] for at in (1, 0, 2)]
 
 
 FOUR_REQUESTS = [({"max_queue_rows": 4}, 1), ({"max_queue_bytes": 4 * 16}, 1), ({"max_queue_rows": 4}, 0)]
@@ -253,12 +263,12 @@ class TestQueueLimits:
         scheduler = scheduler_of(
             priority_levels=levels, default_priority=levels, timeout_delays=True, max_queue_requests=2
         )
-        seen = [scheduler.is_full()]
+        was_full = [scheduler.is_full()]
         for _ in range(2):
             add(scheduler)
-            seen.append(scheduler.is_full())
+            was_full.append(scheduler.is_full())
 
-        assert seen == [False, False, True]
+        assert was_full == [False, False, True]
 
     @pytest.mark.parametrize(("bound", "rows"), FOUR_REQUESTS)
     def test_requests_of_a_lower_level_do_not_fill_the_queue_of_a_higher_one(
@@ -276,7 +286,7 @@ class TestQueueLimits:
         for priority in (1, 2, 3):
             with pytest.raises(InferError, match="Exceeds maximum queue size"):
                 add(scheduler, priority)
-        assert [request.priority for request in taken(scheduler)][:8] == [1] * 4 + [2] * 2 + [3] * 2
+        assert [request.priority for request in take_requests(scheduler)][:8] == [1] * 4 + [2] * 2 + [3] * 2
 
     @pytest.mark.parametrize(("bound", "rows"), FOUR_REQUESTS)
     def test_all_levels_together_hold_at_most_four_times_the_queue_limit(
@@ -289,7 +299,7 @@ class TestQueueLimits:
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
             add(scheduler, 984)
         assert scheduler.request_count == 16
-        taken(scheduler)
+        take_requests(scheduler)
         add(scheduler, 984)
 
     def test_a_request_larger_than_the_queue_is_accepted_if_no_equal_or_higher_level_waits(self) -> None:
@@ -306,7 +316,7 @@ class TestQueueLimits:
         for _ in range(3):
             request = add(scheduler, 1, deadline_ns=5)
             if leaves == "take":
-                taken(scheduler)
+                take_requests(scheduler)
             elif leaves == "remove":
                 scheduler.remove(request)
             elif leaves == "expire":
@@ -327,14 +337,14 @@ class TestQueueLimits:
 def test_rows_of_a_removed_request_no_longer_count_in_its_lane() -> None:
     policy = BatchPolicy(priority_levels=2, default_priority=1)
     lane = LevelLane(A, Levels(policy, QueueLimits(policy)))
-    kept, removed = fake_request(MODEL, 2), fake_request(MODEL, 3)
-    for request in (kept, removed):
+    remaining, removed = fake_request(MODEL, 2), fake_request(MODEL, 3)
+    for request in (remaining, removed):
         request.priority = 1
         lane.add(request)
 
     lane.remove(removed)
 
-    assert (lane.rows, lane.rows_ahead(kept)) == (2, 2)
+    assert (lane.rows, lane.rows_ahead(remaining)) == (2, 2)
 
 
 def test_a_late_request_beyond_the_batch_keeps_its_place_in_its_level() -> None:
@@ -367,21 +377,21 @@ class TestHolding:
     def test_no_batch_is_taken_until_the_configured_number_of_requests_has_arrived(self) -> None:
         scheduler = scheduler_of(hold_requests=3, priority_levels=0, default_priority=0)
         first = [add(scheduler, rows=8), add(scheduler)]
-        assert taken(scheduler) == []
+        assert take_requests(scheduler) == []
         first.append(add(scheduler))
 
-        assert [taken(scheduler), taken(scheduler)] == [first[:1], first[1:]]
+        assert [take_requests(scheduler), take_requests(scheduler)] == [first[:1], first[1:]]
         again = add(scheduler)
-        assert taken(scheduler) == [again]
+        assert take_requests(scheduler) == [again]
 
     def test_expired_and_canceled_requests_do_not_count_toward_the_number_held(self) -> None:
         scheduler = scheduler_of(hold_requests=2, priority_levels=0, default_priority=0)
-        late, gone = add(scheduler, deadline_ns=5), None
-        assert taken(scheduler, 6) == []
+        late, canceled = add(scheduler, deadline_ns=5), None
+        assert take_requests(scheduler, 6) == []
         assert scheduler.expired == [late]
-        gone = add(scheduler)
-        scheduler.remove(gone)
-        assert taken(scheduler, 6) == []
-        kept = [add(scheduler), add(scheduler)]
+        canceled = add(scheduler)
+        scheduler.remove(canceled)
+        assert take_requests(scheduler, 6) == []
+        remaining = [add(scheduler), add(scheduler)]
 
-        assert taken(scheduler, 6) == kept
+        assert take_requests(scheduler, 6) == remaining

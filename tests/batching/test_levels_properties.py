@@ -131,16 +131,16 @@ class PolicyMachine(RuleBasedStateMachine):
         line = self._line(key)
         if not line:
             return 0
-        seen = find_prefix(
+        prefix = find_prefix(
             [request.rows for request in line],
             self.policy.preferred_rows or (self.policy.max_batch_rows or 1,),
             self.policy.max_batch_rows or 1,
         )
         delay_ns = self.policy.max_queue_delay_us * 1000
         over = self.now_ns - min(request.enqueued_ns for request in line) >= delay_ns
-        if seen.preferred_rows and not (over and delay_ns):
-            return seen.preferred_rows
-        return seen.fitting_rows if over or seen.complete else 0
+        if prefix.preferred_rows and not (over and delay_ns):
+            return prefix.preferred_rows
+        return prefix.fitting_rows if over or prefix.complete else 0
 
     def _check(self, batch: Batch) -> None:
         line = self._line(batch.key)
@@ -152,8 +152,8 @@ class PolicyMachine(RuleBasedStateMachine):
             assert batch.rows == self._goes(batch.key)
             assert batch.requests == line[: len(batch.requests)]
         else:
-            left = [request for request in line if request not in batch.requests]
-            assert all(batch.rows + request.rows > (self.policy.max_batch_rows or 1) for request in left)
+            remaining = [request for request in line if request not in batch.requests]
+            assert all(batch.rows + request.rows > (self.policy.max_batch_rows or 1) for request in remaining)
         others = [self._line(key)[0].priority for key in (A, B) if self._goes(key)]
         assert batch.requests[0].priority == min(others)
 

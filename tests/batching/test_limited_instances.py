@@ -44,11 +44,11 @@ class Watched(RateLimiter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = threading.Semaphore(0)
+        self.asked_count = threading.Semaphore(0)
 
     def request_turn(self, claim: Claim, waiter: Waiter) -> None:
         super().request_turn(claim, waiter)
-        self.asked.release()
+        self.asked_count.release()
 
 
 def limited(stated: Mapping[tuple[str, int | None], int] | None = None) -> Devices:
@@ -159,7 +159,7 @@ class TestResources:
             for house in hot:
                 house.add(100)
             for _ in range(3):
-                assert limiter.asked.acquire(timeout=PATIENCE_S)
+                assert limiter.asked_count.acquire(timeout=PATIENCE_S)
             holder.let_out()
             for house in hot:
                 for _ in range(100):
@@ -270,7 +270,7 @@ class TestReleasingResources:
             with opened(loses, devices, group(), reopen=reopen) as losing:
                 (request,) = losing.add()
                 for _ in range(3):
-                    assert limiter.asked.acquire(timeout=PATIENCE_S)
+                    assert limiter.asked_count.acquire(timeout=PATIENCE_S)
                 waits = not again.is_set()
                 doors.let_out()
                 losing.next()
@@ -323,9 +323,9 @@ class TestLoading:
             alone = devices["cpu"].contended
             with opened(list, devices, *groups):
                 crowded = devices["cpu"].contended
-            left = devices["cpu"].contended
+            after = devices["cpu"].contended
 
-        assert (alone, crowded, left) == (False, True, False)
+        assert (alone, crowded, after) == (False, True, False)
 
     def test_several_groups_run_instances_on_each_of_their_devices(self) -> None:
         together = threading.Barrier(4)
@@ -441,7 +441,7 @@ class TestHostPolicies:
     ) -> None:
         keep = os.sched_setaffinity
 
-        def gone(pid: int, cpus: Iterable[int]) -> None:
+        def fail(pid: int, cpus: Iterable[int]) -> None:
             if threading.current_thread().name.startswith("m/1#"):
                 raise OSError("Invalid argument")
             keep(pid, cpus)
@@ -449,7 +449,7 @@ class TestHostPolicies:
         cpus = frozenset(sorted(os.sched_getaffinity(0))[:1])
         backend = FakeBackend(Signature(ROWS.inputs, ROWS.outputs), list)
         spec, ended = ModelSpec("m", 1, Path("m"), instances=(InstanceGroup(1, host_policy="few"),)), threading.Event()
-        monkeypatch.setattr(os, "sched_setaffinity", gone)
+        monkeypatch.setattr(os, "sched_setaffinity", fail)
         devices = Devices(host_policies={"few": cpus})
         model = open_model(spec, {"onnxruntime": fake_loader(backend)}, lambda *_: ended.set(), devices)
         with model.lock:

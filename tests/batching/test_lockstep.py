@@ -39,9 +39,9 @@ def even(rows: int) -> float:
 class World:
     """Clients, one Instance, and a front end that answers and reads one request after another, in virtual time.
 
-    `think_ns`: the time before a client sends its next request. `wanted`: which time of each request is set, 10 s away.
-    `swept`: the sizes that ran before the first client arrived. `batches`: the rows of each. `held_ns`: how long the
-    Instance was idle while requests waited, and `longest_ns` the longest of those times.
+    `think_ns`: the time before a client sends its next request. `time_attribute`: which time of each request is set,
+    10 s away. `swept`: the sizes that ran before the first client arrived. `batches`: the rows of each.
+    `held_ns`: how long the Instance was idle while requests waited, and `longest_ns` the longest of those times.
     """
 
     run_ns: RunNs
@@ -53,7 +53,7 @@ class World:
     keys: tuple[Any, ...] = (KEY,)
     policy: BatchPolicy = field(default_factory=lambda: BatchPolicy(max_batch_rows=64))
     instances: int = 1
-    wanted: str = ""
+    time_attribute: str = ""
     swept: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 
     def __post_init__(self) -> None:
@@ -72,20 +72,20 @@ class World:
         self._number = self.clients
         self._running: Batch | None = None
         self._front_free_ns = self._idle_ns = 0.0
-        self._gone: set[int] = set()
+        self._leaving: set[int] = set()
 
     def request(self, client: int) -> InferRequest:
         """Make a client's next request."""
         key = self.keys[self._number % len(self.keys)]
         request = InferRequest(cast(Any, None), [], self.rows, key, (), cast(Any, None))
         request.context, request.enqueued_ns = client, int(self.now_ns)
-        if self.wanted:
-            setattr(request, self.wanted, request.enqueued_ns + 10_000 * MS)
+        if self.time_attribute:
+            setattr(request, self.time_attribute, request.enqueued_ns + 10_000 * MS)
         return request
 
     def leave(self, clients: int) -> None:
         """Have a number of clients send no further requests."""
-        self._gone = set(range(clients))
+        self._leaving = set(range(clients))
 
     def go_on(self, ms: float) -> float:
         """Let time pass. Returns: the requests answered per second."""
@@ -105,7 +105,7 @@ class World:
             self._running, self._idle_ns = None, self.now_ns
             for request in what.requests:
                 self._answer(request.context)
-        elif what is not None and what not in self._gone:
+        elif what is not None and what not in self._leaving:
             self.scheduler.add(self.request(what))
 
     def _answer(self, client: int) -> None:
@@ -167,9 +167,9 @@ def test_no_client_is_waited_for_if_twice_the_rows_take_twice_as_long() -> None:
 
 
 def test_a_shared_batch_is_abandoned_if_the_front_end_takes_longer_than_the_batch_saves() -> None:
-    world, plain = World(from_memory, 32, front_ns=90_000), by_halves(World(from_memory, 32, front_ns=90_000))
+    world, halved_world = World(from_memory, 32, front_ns=90_000), by_halves(World(from_memory, 32, front_ns=90_000))
     world.go_on(1000)
-    assert world.go_on(4000) > 0.97 * plain.go_on(4000)
+    assert world.go_on(4000) > 0.97 * halved_world.go_on(4000)
     world.held_ns = 0
     world.go_on(10_000)
     assert world.held_ns < 200 * MS
@@ -224,21 +224,21 @@ def test_clients_with_long_think_times_are_not_waited_for() -> None:
     assert world.held_ns == 0
 
 
-@pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
-def test_a_request_with_little_time_left_ends_all_waiting(wanted: str) -> None:
+@pytest.mark.parametrize("attribute", ["deadline_ns", "target_ns"])
+def test_a_request_with_little_time_left_ends_all_waiting(attribute: str) -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     request = world.request(99)
-    setattr(request, wanted, world.now_ns + 50 * MS)
+    setattr(request, attribute, world.now_ns + 50 * MS)
     world.scheduler.add(request)
     world.held_ns = 0
     world.go_on(500)
     assert world.held_ns == 0
 
 
-@pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
-def test_clients_with_distant_timeouts_share_one_batch(wanted: str) -> None:
-    world = World(from_memory, 16, wanted=wanted)
+@pytest.mark.parametrize("attribute", ["deadline_ns", "target_ns"])
+def test_clients_with_distant_timeouts_share_one_batch(attribute: str) -> None:
+    world = World(from_memory, 16, time_attribute=attribute)
     world.go_on(1000)
     assert set(world.batches[-20:]) == {16}
 
@@ -257,10 +257,13 @@ def test_one_slow_client_does_not_make_the_others_slower_than_alternating_batche
     def think_ns(client: int) -> float:
         return 12.0 * MS if client == 0 else 0.0
 
-    world, plain = World(from_memory, 32, think_ns=think_ns), by_halves(World(from_memory, 32, think_ns=think_ns))
+    world, halved_world = (
+        World(from_memory, 32, think_ns=think_ns),
+        by_halves(World(from_memory, 32, think_ns=think_ns)),
+    )
     world.go_on(1000)
-    plain.go_on(1000)
-    assert world.go_on(2000) > 0.97 * plain.go_on(2000)
+    halved_world.go_on(1000)
+    assert world.go_on(2000) > 0.97 * halved_world.go_on(2000)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
@@ -279,10 +282,10 @@ def test_open_loop_requests_are_hardly_ever_delayed(run_ns: RunNs, share: float)
 @given(
     clients=st.integers(1, 70), rows=st.integers(1, 5), front_us=st.integers(1, 200), base=st.floats(0, 5),
     slope=st.floats(0.01, 0.5), thinks=st.lists(st.integers(0, 20), min_size=1, max_size=5), keys=st.integers(1, 2),
-    wanted=st.sampled_from(["", "deadline_ns", "target_ns"]),
+    attribute=st.sampled_from(["", "deadline_ns", "target_ns"]),
 )  # fmt: skip
 def test_waiting_costs_almost_no_throughput_for_any_clients_and_each_is_answered(
-    clients: int, rows: int, front_us: int, base: float, slope: float, thinks: list[int], keys: int, wanted: str
+    clients: int, rows: int, front_us: int, base: float, slope: float, thinks: list[int], keys: int, attribute: str
 ) -> None:
     def run_ns(count: int) -> float:
         return (base + slope * count) * MS
@@ -290,12 +293,12 @@ def test_waiting_costs_almost_no_throughput_for_any_clients_and_each_is_answered
     def world() -> World:
         return World(
             run_ns, clients, front_us * 1000.0, lambda client: thinks[client % len(thinks)] * MS / 2, rows,
-            keys=(KEY, OTHER)[:keys], wanted=wanted,
+            keys=(KEY, OTHER)[:keys], time_attribute=attribute,
         )  # fmt: skip
 
     with_step, without = world(), by_halves(world())
-    ours, plain = with_step.go_on(1500), without.go_on(1500)
-    assert ours > 0.9 * plain - 20
+    ours, halved_count = with_step.go_on(1500), without.go_on(1500)
+    assert ours > 0.9 * halved_count - 20
     assert with_step.longest_ns <= 2.6 * run_ns(64) + clients * front_us * 1000
 
 
@@ -350,20 +353,20 @@ def test_an_unsuccessful_trial_is_not_repeated_constantly() -> None:
     def run_ns(rows: int) -> float:
         return (1.59 + 0.093 * rows) * MS
 
-    world, plain = World(run_ns, 48, front_ns=187_000), by_halves(World(run_ns, 48, front_ns=187_000))
+    world, halved_world = World(run_ns, 48, front_ns=187_000), by_halves(World(run_ns, 48, front_ns=187_000))
     world.go_on(4000)
-    plain.go_on(1000)
-    assert world.go_on(1000) > 0.97 * plain.go_on(1000)
+    halved_world.go_on(1000)
+    assert world.go_on(1000) > 0.97 * halved_world.go_on(1000)
 
 
 def test_clients_in_lock_step_with_a_timeout_alternate_in_two_batches() -> None:
-    world = World(even, 32, wanted="deadline_ns")
+    world = World(even, 32, time_attribute="deadline_ns")
     world.go_on(500)
     assert set(world.batches[-20:]) == {16}
 
 
-@pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
-def test_requests_with_little_time_are_not_held_after_a_trial_of_alternating_batches(wanted: str) -> None:
+@pytest.mark.parametrize("attribute", ["deadline_ns", "target_ns"])
+def test_requests_with_little_time_are_not_held_after_a_trial_of_alternating_batches(attribute: str) -> None:
     world = World(from_memory, 16)
     step = world.scheduler.sizing.lockstep
     world.go_on(1000)
@@ -371,7 +374,7 @@ def test_requests_with_little_time_are_not_held_after_a_trial_of_alternating_bat
         world.go_on(1)
     request = world.request(99)
     request.target_ns = world.now_ns + 10_000 * MS
-    setattr(request, wanted, world.now_ns + 30 * MS)
+    setattr(request, attribute, world.now_ns + 30 * MS)
     world.scheduler.add(request)
     world.held_ns = 0
     world.go_on(500)

@@ -102,14 +102,14 @@ async def test_a_repeated_request_is_answered_from_the_cache_at_once() -> None:
 async def test_cache_hits_of_one_loop_turn_are_delivered_together() -> None:
     async with serving() as s:
         await s.serve(1)
-        told: list[int] = []
-        s.sink.deliver = lambda requests: told.append(len(requests))  # type: ignore[method-assign]
+        delivered: list[int] = []
+        s.sink.deliver = lambda requests: delivered.append(len(requests))  # type: ignore[method-assign]
         s.submit(1)
         s.submit(1)
-        in_this_turn = list(told)
+        in_this_turn = list(delivered)
         await asyncio.sleep(0)
 
-        assert (in_this_turn, told) == ([], [2])
+        assert (in_this_turn, delivered) == ([], [2])
         assert s.model.hold_count == 0
 
 
@@ -213,8 +213,8 @@ async def test_a_large_request_canceled_during_its_lookup_never_runs(
 ) -> None:
     monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
-        gone = s.submit(1)
-        s.engine.cancel(gone)
+        canceled = s.submit(1)
+        s.engine.cancel(canceled)
         found = await s.serve(2)
 
         assert found.outputs[0].tolist() == [[3, 3, 3, 3]]

@@ -88,19 +88,19 @@ class Loads:
     ) -> None:
         self.function, self.graph, self.kind = function, graph, kind
         self.errors: list[InferError | None] = []
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.loads: list[tuple[str, dict[str, str]]] = []
         self.backends: list[FakeBackend] = []
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
-        self.asked.append((device, dict(options)))
+        self.loads.append((device, dict(options)))
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
             raise error
-        made = FakeBackend(self.graph, self.function)
+        backend = FakeBackend(self.graph, self.function)
         if device != "cpu":
-            made = Stream(self.graph, self.function, kind=self.kind)
-        self.backends.append(made)
-        return made
+            backend = Stream(self.graph, self.function, kind=self.kind)
+        self.backends.append(backend)
+        return backend
 
     @property
     def streams(self) -> list[Stream]:
@@ -128,7 +128,7 @@ class TestSessions:
         loads = Loads()
         groups = (InstanceGroup(3, ("cuda:0",)), InstanceGroup(2, ("cuda:0", "cuda:1"), number=1))
         async with served(loads, replace(SPEC, instances=groups)) as (engine, model):
-            assert [device for device, _ in loads.asked] == ["cuda:0"] * 5 + ["cuda:1"] * 2
+            assert [device for device, _ in loads.loads] == ["cuda:0"] * 5 + ["cuda:1"] * 2
             assert [(each.count, each.devices) for each in model.spec.instances] == [
                 (3, ("cuda:0",)), (2, ("cuda:0",)), (2, ("cuda:1",)),
             ]  # fmt: skip
@@ -197,9 +197,9 @@ class TestPreparation:
     async def test_each_binding_is_prepared_for_each_size_on_its_instances_thread(self) -> None:
         loads = Loads(kind=PreparableBinding)
         async with served(loads, replace(SPEC, instances=(InstanceGroup(2, ("cuda:0",)),))):
-            wanted = [(rows, [(rows, 4)]) for rows in (4, 3, 2, 1)]
+            expected = [(rows, [(rows, 4)]) for rows in (4, 3, 2, 1)]
 
-            assert [each.prepared for stream in loads.streams for each in stream.bindings] == [wanted] * 4  # type: ignore[attr-defined]
+            assert [each.prepared for stream in loads.streams for each in stream.bindings] == [expected] * 4  # type: ignore[attr-defined]
             assert [stream.threads for stream in loads.streams] == [{"m/1#0"}, {"m/1#1"}]
 
     @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ class TestPreparation:
         )
         async with served(loads, spec):
             (prepared, _) = (binding.prepared for binding in loads.streams[0].bindings)  # type: ignore[attr-defined]
-            wanted = [[(rows, length)] for rows in (1, 2) for length in (8, 16)]
+            expected = [[(rows, length)] for rows in (1, 2) for length in (8, 16)]
 
-            assert sorted(shapes for _, shapes in prepared) == wanted
+            assert sorted(shapes for _, shapes in prepared) == expected
 
     async def test_bindings_are_prepared_again_after_a_device_is_lost(self) -> None:
         loads = Loads(kind=PreparableBinding)
@@ -353,10 +353,10 @@ class TestServing:
             stream.begun = threading.Semaphore(0)
             first = asyncio.create_task(infer_all(engine, model, [1]))
             await asyncio.get_running_loop().run_in_executor(None, stream.wait_begun)
-            gone = asyncio.create_task(infer_all(engine, model, [2]))
+            canceled = asyncio.create_task(infer_all(engine, model, [2]))
             later = asyncio.create_task(infer_all(engine, model, [3]))
             await asyncio.sleep(0)
-            gone.cancel()
+            canceled.cancel()
             stream.held = False
             stream.let_end(9)
 
@@ -380,13 +380,13 @@ class TestServing:
     async def test_time_that_a_batch_waits_for_the_previous_one_counts_as_device_time(self) -> None:
         loads = Loads()
         async with served(loads, replace(SPEC, policy=BatchPolicy(max_batch_rows=1))) as (engine, model):
-            seen: list[Any] = []
-            engine.trace = lambda model, batch, now_ns: seen.append(batch)
+            batches: list[Any] = []
+            engine.trace = lambda model, batch, now_ns: batches.append(batch)
             await infer_all(engine, model, [1, 2, 3, 4])
 
-            for batch in seen:
+            for batch in batches:
                 assert batch.exec_start_ns <= batch.compute_start_ns <= batch.compute_end_ns <= batch.exec_end_ns
-            for before, after in pairwise(seen):
+            for before, after in pairwise(batches):
                 assert before.exec_end_ns <= after.compute_end_ns
             assert model.statistics.snapshot().compute_infer.count == 4
 
@@ -414,9 +414,9 @@ class TestRaggedBatches:
         graph = Signature(
             (TensorSpec("r", "FP32", (-1,)), TensorSpec("count", "INT32", (-1,))), (TensorSpec("sum", "FP32", (-1, 1)),)
         )
-        told = BatchTensor("count", "BATCH_ELEMENT_COUNT", "INT32", ("r",))
+        batch_tensor = BatchTensor("count", "BATCH_ELEMENT_COUNT", "INT32", ("r",))
         loads = Loads(sums, graph)
-        spec = replace(SPEC, inputs=(ragged,), outputs=(TensorSpec("sum", "FP32", (1,)),), batch_inputs=(told,))
+        spec = replace(SPEC, inputs=(ragged,), outputs=(TensorSpec("sum", "FP32", (1,)),), batch_inputs=(batch_tensor,))
         async with served(loads, spec) as (engine, model):
             inputs = [np.full((1, size), 2, np.float32) for size in range(1, 30)]
             ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs))

@@ -56,12 +56,12 @@ def test_delivered_requests_are_always_a_prefix_of_those_that_arrived(
                 dropped.update(chosen)
                 for each in chosen:
                     out += ordering.discard(each)
-        left = [each for each in came if each not in dropped]
-        assert out == left[: len(out)]
-        assert len(out) == len(left) or left[len(out)] in under_way
-        kept = set(ordering._queue)
-        assert kept - dropped == {*left[len(out) :]}
-        assert kept == ordering._states.keys()
+        remaining = [each for each in came if each not in dropped]
+        assert out == remaining[: len(out)]
+        assert len(out) == len(remaining) or remaining[len(out)] in under_way
+        queued = set(ordering._queue)
+        assert queued - dropped == {*remaining[len(out) :]}
+        assert queued == ordering._states.keys()
     out += ordering.record_ended(under_way)
     assert out == [each for each in came if each not in dropped]
 
@@ -101,8 +101,8 @@ async def serving(**policy: Any) -> AsyncIterator[tuple[Engine, Model, Released]
     tensor = TensorSpec("x", "FP32", (-1, 4))
     signature = Signature((tensor,), (TensorSpec("y", "FP32", (-1, 4)),))
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(FakeBackend(signature, released))})
-    said = replace(BatchPolicy(max_batch_rows=1, executor="thread", preserve_ordering=True), **policy)
-    spec = ModelSpec("m", 1, Path("m"), "fake", policy=said, instances=(InstanceGroup(3),))
+    batch_policy = replace(BatchPolicy(max_batch_rows=1, executor="thread", preserve_ordering=True), **policy)
+    spec = ModelSpec("m", 1, Path("m"), "fake", policy=batch_policy, instances=(InstanceGroup(3),))
     model = await engine.load(spec)
     try:
         yield engine, model, released
@@ -119,10 +119,10 @@ def submit(engine: Engine, model: Model, sink: ListSink, values: Sequence[float]
     return requests
 
 
-async def deliveries(model: Model, left: int) -> None:
+async def deliveries(model: Model, in_flight: int) -> None:
     """Let the loop process finished runs until `left` requests are in flight."""
     async with asyncio.timeout(10):
-        while model.inflight != left:  # noqa: ASYNC110 - held answers have no event
+        while model.inflight != in_flight:  # noqa: ASYNC110 - held answers have no event
             await asyncio.sleep(0)
 
 
@@ -132,9 +132,9 @@ async def test_answers_of_three_instances_that_finish_in_reverse_order_are_deliv
         sink = ListSink()
         requests = submit(engine, model, sink, [1, 2, 3])
         await released.entered(1, 2, 3)
-        for number, left in ((3, 2), (2, 1)):
+        for number, in_flight in ((3, 2), (2, 1)):
             released.end(number)
-            await deliveries(model, left)
+            await deliveries(model, in_flight)
             assert sink.requests == []
         released.end(1)
 
@@ -190,14 +190,14 @@ async def test_a_split_request_keeps_its_place_in_the_order(fails: bool) -> None
         sink = ListSink()
         first = submit(engine, model, sink, [1])
         await released.entered(1)
-        (whole,) = submit(engine, model, sink, [-3 if fails else 30], rows=4)
+        (split_request,) = submit(engine, model, sink, [-3 if fails else 30], rows=4)
         last = submit(engine, model, sink, [12, 13])
         await deliveries(model, 1)
         assert sink.requests == []
         released.end(1)
 
-        assert await sink.holds(4) == [*first, whole, *last]
-        assert (whole.error is not None) is fails
+        assert await sink.holds(4) == [*first, split_request, *last]
+        assert (split_request.error is not None) is fails
 
 
 @pytest.mark.anyio

@@ -183,7 +183,7 @@ class Waited(Device):
 
     def __init__(self, room: int) -> None:
         super().__init__(room)
-        self.asked = threading.Semaphore(0)
+        self.calls = threading.Semaphore(0)
         self.charged = 0
 
     def begin_batch(self, share: Any, cost_ns: float) -> None:
@@ -192,7 +192,7 @@ class Waited(Device):
 
     def request_turn(self, share: Any, waiter: Any) -> None:
         super().request_turn(share, waiter)
-        self.asked.release()
+        self.calls.release()
 
 
 class Tight(Stream):
@@ -346,7 +346,7 @@ class TestTwoBatchesInFlight:
         with opened(Stream(ROWS, list), device=device) as house:
             (waiting,) = house.model.thread_instances
             done = [waiting.run_on_thread(lambda: 1)]
-            assert all(device.asked.acquire(timeout=PATIENCE_S) for _ in range(2))  # the test has, and now it does
+            assert all(device.calls.acquire(timeout=PATIENCE_S) for _ in range(2))  # the test has, and now it does
             asking = threading.Thread(target=lambda: done.append(waiting.run_on_thread(lambda: 2)))
             asking.start()
             while waiting._pending_call is None or waiting.wakeup._value:
@@ -365,7 +365,7 @@ class TestTwoBatchesInFlight:
             def come() -> None:
                 second.extend(house.put(2))
                 third.extend(other.put(3))
-                assert all(device.asked.acquire(timeout=PATIENCE_S) for _ in range(2))
+                assert all(device.calls.acquire(timeout=PATIENCE_S) for _ in range(2))
 
             house.stream.begins = come
             first = house.put(1)
@@ -393,13 +393,13 @@ class Reopening:
         self.streams = [first]
         self.failures = failures
         self.error = error or InferError(Code.OVERLOADED, "it does not fit the device")
-        self.asked = 0
+        self.calls = 0
         self.before: list[bool] = []
 
     def __call__(self, position: int) -> Stream:
-        self.asked += 1
+        self.calls += 1
         self.before.append(self.streams[-1].closed)
-        if self.asked <= self.failures:
+        if self.calls <= self.failures:
             raise self.error
         self.streams.append(Stream(ROWS, self.streams[0].function))
         return self.streams[-1]
@@ -421,8 +421,8 @@ class TestFaults:
             requests, then = house.put_two(first, second)
             house.ended(requests, then)
 
-            wanted = ["a guilty row" if value == GUILTY else f"{value:g}" for value in (*first, *second)]
-            assert ends([*requests, *then]) == wanted
+            expected = ["a guilty row" if value == GUILTY else f"{value:g}" for value in (*first, *second)]
+            assert ends([*requests, *then]) == expected
 
     def test_when_one_batch_fails_the_other_is_ended_and_delivered_first(self) -> None:
         with opened(Stream(ROWS, faulty)) as house:
@@ -509,14 +509,14 @@ class TestFaults:
         with opened(stream, reopen) as house:
             first, second = house.put_two([BROKEN], [2])
             house.ended(first, second)
-            gone = ends([*first, *second])
+            outcomes = ends([*first, *second])
             served = ""
             while served != "5":
                 later = house.put(5)
                 house.ended(later)
                 (served,) = ends(later)
 
-            assert gone == ["CUDA failure 700", "model 'm' lost its device: it does not fit the device"]
+            assert outcomes == ["CUDA failure 700", "model 'm' lost its device: it does not fit the device"]
             assert house.model.healthy
             assert reopen.before == [True] * 3
 
@@ -527,12 +527,12 @@ class TestFaults:
         monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=99, error=ProcessLost(Code.NOT_READY, "CUDA failure 700 at load"))
-        devices, told = Devices(), threading.Semaphore(0)
-        devices.on_lost = told.release
+        devices, lost_calls = Devices(), threading.Semaphore(0)
+        devices.on_lost = lost_calls.release
         with opened(stream, reopen, devices) as house:
             first, second = house.put_two([1, BROKEN], [3])
             house.ended(first, second)
-            assert told.acquire(timeout=PATIENCE_S)
+            assert lost_calls.acquire(timeout=PATIENCE_S)
             for value in range(5):
                 house.ended(house.put(value))
             refused = [request for request in house.out.values() if request.error is not None]
@@ -540,9 +540,9 @@ class TestFaults:
             assert len(refused) == 8
             assert {request.error.code for request in refused if request.error} == {Code.NOT_READY}
             assert not house.model.healthy
-            assert reopen.asked == 1
+            assert reopen.calls == 1
             assert devices.lost_reason == "model 'm' lost its device: CUDA failure 700 at load"
-        assert not told.acquire(blocking=False)
+        assert not lost_calls.acquire(blocking=False)
         assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
 
     def test_a_device_lost_again_in_a_worker_process_is_not_lost_for_the_server(self) -> None:
@@ -586,17 +586,17 @@ class Limits(Watchdog):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, int]] = []
+        self.limits: list[tuple[int, int]] = []
         self.watched = threading.Semaphore(0)
         self.over: dict[int, Any] = {}
 
     def begin(self, binding: Any, limit_ns: int, now_ns: int) -> None:
-        self.told.append((binding.number, limit_ns // MS))
+        self.limits.append((binding.number, limit_ns // MS))
         self.over[binding.number] = binding
         self.watched.release()
 
     def end(self, binding: Any) -> None:
-        self.told.append((binding.number, 0))
+        self.limits.append((binding.number, 0))
         del self.over[binding.number]
 
 
@@ -607,7 +607,7 @@ class TestLimits:
             first, second = house.put_two([1], [2])
             house.ended(first, second)
 
-            assert limits.told == [(0, 1), (1, 2), (0, 0), (1, 1), (1, 0)]
+            assert limits.limits == [(0, 1), (1, 2), (0, 0), (1, 1), (1, 0)]
 
     def test_a_run_that_hangs_is_stopped_and_the_next_batch_is_served(self) -> None:
         stream = Stream(ROWS, faulty, held=True)
@@ -654,13 +654,13 @@ class TestLedger:
             else:
                 requests = house.put(*values)
                 house.ended(requests)
-            told = ends(requests)
+            outcomes = ends(requests)
 
             assert house.finished.empty()
             assert house.model.scheduler.request_count == 0
         # the second is the end of who comes after the device was lost so often that it is left alone for a while
         lost = ("CUDA failure 700", "model 'm' lost its device: CUDA failure 700")
-        for value, end in zip(values, told, strict=True):
+        for value, end in zip(values, outcomes, strict=True):
             if value > 0:
                 assert end in (f"{value:g}", *lost)
             elif value == GUILTY:

@@ -141,15 +141,15 @@ def test_an_error_while_choosing_the_next_batch_does_not_affect_the_running_one(
     with opened(stream, predicted_ns=LONG_NS) as house:
         (running,) = house.put(1)
         stream.wait_begun()
-        (told,) = house.put(2)
+        (request,) = house.put(2)
         fails_once(house.model.scheduler, "free_batch_rows", monkeypatch)
-        assert house.next().requests == [told]
+        assert house.next().requests == [request]
         stream.let_end()
 
         house.ended([running])
 
         assert running.error is None
-        assert told.error is not None
+        assert request.error is not None
         (after,) = house.put(3)
         stream.let_end()
         house.ended([after])
@@ -242,11 +242,11 @@ async def test_a_batch_whose_turn_could_not_be_completed_fails_and_the_next_one_
         assert await served(house, model), "it had run by then"
         fails_once(affinity, "execute_with_state", monkeypatch)
         before = len(house.sink.requests)
-        taken = house.come(model)
+        request = house.come(model)
         await house.sink.holds(before + 1)
 
-        assert taken.error is not None
-        assert (taken.error.code, taken.outputs) == (Code.INTERNAL, None)
+        assert request.error is not None
+        assert (request.error.code, request.outputs) == (Code.INTERNAL, None)
         assert (model.inflight, model.scheduler.request_count) == (0, 0)
         assert await served(house, model)
         assert caplog.text.count("could not be completed") == 2
@@ -261,11 +261,11 @@ async def test_a_batch_that_quarantine_could_not_search_fails_and_the_next_one_i
         model.quarantine.known[0] = 0
         fails_once(model.quarantine, "find_known", monkeypatch)
         before = len(house.sink.requests)
-        taken = house.come(model)
+        request = house.come(model)
         await house.sink.holds(before + 1)
 
-        assert taken.error is not None
-        assert taken.error.code is Code.INTERNAL
+        assert request.error is not None
+        assert request.error.code is Code.INTERNAL
         assert (model.inflight, model.scheduler.request_count) == (0, 0)
         assert await served(house, model)
         assert "could not be completed" in caplog.text
@@ -332,8 +332,8 @@ async def test_a_base_exception_raised_by_a_run_is_handled_as_a_failed_run(
         house.come(other)
         await house.sink.holds(before + 4)
 
-        told = [None if request.error is None else request.error.message for request in came]
-        assert told == [None, "inference failed in 'm': RuntimeError", None]
+        messages = [None if request.error is None else request.error.message for request in came]
+        assert messages == [None, "inference failed in 'm': RuntimeError", None]
         assert "Panic: an operator of somebody's own" in caplog.text
         assert await served(house, model)
         assert await served(house, other)

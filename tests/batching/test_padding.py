@@ -196,8 +196,8 @@ class TestRuns:
         assert model.event_counts == {"elements_real": 7, "elements_padded": 5}
 
     def test_outputs_are_trimmed_as_configured_instead_of_by_axis_name(self) -> None:
-        said = replace(PADDED, outputs={})
-        model, backend = model_of(said)
+        padded_axis = replace(PADDED, outputs={})
+        model, backend = model_of(padded_axis)
 
         ((same, _),) = run(model, backend, request_of(model, ones(1, 3), None))
 
@@ -205,8 +205,8 @@ class TestRuns:
 
     def test_only_the_configured_axis_of_an_output_without_axis_names_is_trimmed(self) -> None:
         graph = Signature((replace(IDS, axes=()),), (TensorSpec("pairs", "INT64", (-1, -1, -1)),))
-        said = PaddedAxis("ids", 0, buckets=(4,), outputs={"pairs": 1})
-        model, backend = model_of(said, graph=graph, function=squared)
+        padded_axis = PaddedAxis("ids", 0, buckets=(4,), outputs={"pairs": 1})
+        model, backend = model_of(padded_axis, graph=graph, function=squared)
 
         ((pairs,),) = run(model, backend, request_of(model, ones(1, 3)))
 
@@ -386,11 +386,11 @@ class TestMaskedModel:
     async def test_padded_batches_give_the_same_answers_as_unpadded_single_requests(self, path: Path) -> None:
         rng = np.random.default_rng(5)
         sent = [rng.integers(0, 50, (rows, length)) for rows, length in ((1, 1), (2, 7), (1, 8), (3, 3), (1, 16))]
-        plain = ModelSpec("plain", 1, path, policy=BatchPolicy(max_batch_rows=8, executor="thread"))
+        unpadded = ModelSpec("plain", 1, path, policy=BatchPolicy(max_batch_rows=8, executor="thread"))
         axis = PaddedAxis("ids", 0, buckets=(16,), value=49.0, mask="mask")
         engine = Engine(asyncio.get_running_loop(), LOADERS)
-        alone_model = await engine.load(plain)
-        padded_model = await engine.load(replace(plain, name="padded", padding=(axis,)))
+        alone_model = await engine.load(unpadded)
+        padded_model = await engine.load(replace(unpadded, name="padded", padding=(axis,)))
 
         alone = [await engine.infer(alone_model, [ids, ones(*ids.shape)]) for ids in sent]
         padded = await asyncio.gather(*(engine.infer(padded_model, [ids, None]) for ids in sent))

@@ -32,8 +32,8 @@ def placed(reopened: list[FakeBackend]) -> tuple[Placement, FakeBackend]:
         return reopened.pop(0)
 
     backend = fake()
-    (made,) = make_placements(SPEC, [backend], Devices(), reopen)
-    return made, backend
+    (placement,) = make_placements(SPEC, [backend], Devices(), reopen)
+    return placement, backend
 
 
 @pytest.mark.parametrize("option", ["intra_op_thread_count", "TF_NUM_INTRA_THREADS"])
@@ -109,11 +109,11 @@ class TestGpuPlacement:
 
         (at,) = make_placements(ON_GPU, [old], Devices(), reopen)
         lost = [at.bind(GRAPH, 8), at.bind(GRAPH, 8)]
-        made = at.rebind(lost, GRAPH, 8)
+        bindings = at.rebind(lost, GRAPH, 8)
 
         assert closed == [True]
         assert at.backend is new
-        assert at.bindings == made == new.bindings
+        assert at.bindings == bindings == new.bindings
 
     def test_a_reload_that_does_not_fit_leaves_no_binding_and_a_later_one_succeeds(self) -> None:
         new = [fake()]
@@ -169,11 +169,11 @@ def test_a_placement_leaves_the_rate_limiter_on_close_and_on_a_failed_load() -> 
 
 
 def test_a_device_lost_for_the_process_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     devices = Devices()
-    devices.on_lost = lambda: told.append(devices.lost_reason)
+    devices.on_lost = lambda: reasons.append(devices.lost_reason)
     devices.mark_lost("model 'a' lost its device")
     devices.mark_lost("model 'b' lost its device")
 
-    assert told == ["model 'a' lost its device"]
+    assert reasons == ["model 'a' lost its device"]
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]

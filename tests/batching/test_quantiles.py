@@ -19,8 +19,8 @@ def rank_errors(quantiles: Quantiles, values: np.ndarray[tuple[int], np.dtype[np
     for quantile, found in zip(QUANTILES, quantiles.at(QUANTILES, now_ns), strict=True):
         assert found is not None
         low, high = np.searchsorted(ordered, found, "left"), np.searchsorted(ordered, found, "right")
-        wanted = quantile * len(values)
-        errors.append(max(low - wanted, wanted - high, 0) / len(values))
+        expected = quantile * len(values)
+        errors.append(max(low - expected, expected - high, 0) / len(values))
     return errors
 
 

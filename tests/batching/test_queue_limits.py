@@ -31,8 +31,8 @@ MODEL = fake_model()
 
 
 def scheduler_of(memory_bytes: int = 128 * GIB, **policy: Any) -> Scheduler:
-    said = {"max_batch_rows": 256} | policy
-    return Scheduler(BatchPolicy(**said), CostModel(), memory_bytes=memory_bytes)
+    terms = {"max_batch_rows": 256} | policy
+    return Scheduler(BatchPolicy(**terms), CostModel(), memory_bytes=memory_bytes)
 
 
 def image(rows: int = 1, row_bytes: int = IMAGE) -> InferRequest:
@@ -94,16 +94,16 @@ class TestDefaultLimits:
 
 @pytest.mark.parametrize("kind", KINDS, ids=["a line", "levels"])
 @pytest.mark.parametrize(
-    ("said", "waiting"),
+    ("limits", "waiting"),
     [({"max_queue_rows": 3}, 3), ({"max_queue_bytes": 5 * IMAGE}, 5), ({"max_queue_rows": 2000}, 2000)],
 )
 def test_configured_queue_limits_override_the_defaults(
-    kind: dict[str, Any], said: dict[str, int], waiting: int
+    kind: dict[str, Any], limits: dict[str, int], waiting: int
 ) -> None:
-    scheduler = scheduler_of(**kind, **said)
+    scheduler = scheduler_of(**kind, **limits)
     scheduler.limits.adapt_max_nbytes(image(1, GIB))
 
-    assert taken_in(scheduler, row_bytes=IMAGE if "max_queue_bytes" in said else 16) == waiting
+    assert taken_in(scheduler, row_bytes=IMAGE if "max_queue_bytes" in limits else 16) == waiting
 
 
 def test_requests_without_rows_and_models_without_batches_have_default_limits() -> None:

@@ -37,15 +37,15 @@ def batch_tensor(kind: str, datatype: str = "INT32", name: str = "told") -> Batc
 
 def spec_of(*batch_inputs: BatchTensor, source: TensorSpec = RAGGED_INPUT, **more: Any) -> ModelSpec:
     policy = more.pop("policy", BatchPolicy(max_batch_rows=16))
-    said = {"outputs": (replace(TOTAL, shape=(1,)),), "inputs": (source,), "batch_inputs": batch_inputs, **more}
-    return ModelSpec("m", 1, Path("m"), policy=policy, **said)
+    terms = {"outputs": (replace(TOTAL, shape=(1,)),), "inputs": (source,), "batch_inputs": batch_inputs, **more}
+    return ModelSpec("m", 1, Path("m"), policy=policy, **terms)
 
 
 def graph_of(*batch_inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (TOTAL,)) -> Signature:
     return Signature((FLAT, *batch_inputs), outputs)
 
 
-def told_input(kind: str, datatype: str = "INT32", width: int = -1) -> TensorSpec:
+def batch_input_spec(kind: str, datatype: str = "INT32", width: int = -1) -> TensorSpec:
     return TensorSpec("told", datatype, (-1, width) if kind == "BATCH_ITEM_SHAPE" else (-1,))
 
 
@@ -66,11 +66,11 @@ def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Arr
     return backend.runs[-1].inputs
 
 
-def told_of(kind: str, *shapes: tuple[int, ...], datatype: str = "INT32") -> Array:
+def batch_input_of(kind: str, *shapes: tuple[int, ...], datatype: str = "INT32") -> Array:
     """Run one batch. Returns: the batch input that the model received."""
     source = replace(RAGGED_INPUT, shape=(-1,) * (len(shapes[0]) - 1))
     rows = sum(shape[0] for shape in shapes)
-    graph = graph_of(told_input(kind, datatype))
+    graph = graph_of(batch_input_spec(kind, datatype))
     model, backend = model_of(
         spec_of(batch_tensor(kind, datatype), source=source), graph, lambda _: [np.zeros((rows, 1), np.float32)]
     )
@@ -92,26 +92,26 @@ class TestBatchInputs:
         ],
     )
     def test_batch_inputs_count_the_elements_of_each_request(self, kind: str, values: list[int]) -> None:
-        assert told_of(kind, *self.SHAPES).tolist() == values
+        assert batch_input_of(kind, *self.SHAPES).tolist() == values
 
     def test_batch_inputs_give_the_shape_of_each_item(self) -> None:
         shapes = ((2, 1, 2), (1, 1, 2), (1, 2, 2))
 
-        assert told_of("BATCH_ITEM_SHAPE", *shapes).tolist() == [[1, 2], [1, 2], [1, 2], [2, 2]]
-        assert told_of("BATCH_ITEM_SHAPE_FLATTEN", *shapes).tolist() == [1, 2, 1, 2, 1, 2, 2, 2]
+        assert batch_input_of("BATCH_ITEM_SHAPE", *shapes).tolist() == [[1, 2], [1, 2], [1, 2], [2, 2]]
+        assert batch_input_of("BATCH_ITEM_SHAPE_FLATTEN", *shapes).tolist() == [1, 2, 1, 2, 1, 2, 2, 2]
 
     @pytest.mark.parametrize("datatype", ["INT32", "FP32"])
     def test_a_batch_input_has_its_declared_datatype(self, datatype: str) -> None:
-        assert told_of("BATCH_ELEMENT_COUNT", (1, 2), datatype=datatype).dtype == np.dtype(
+        assert batch_input_of("BATCH_ELEMENT_COUNT", (1, 2), datatype=datatype).dtype == np.dtype(
             {"INT32": "int32", "FP32": "float32"}[datatype]
         )
 
     def test_the_rows_of_a_request_count_toward_its_elements(self) -> None:
-        assert told_of("BATCH_ELEMENT_COUNT", (3, 2), (1, 5)).tolist() == [6, 5]
+        assert batch_input_of("BATCH_ELEMENT_COUNT", (3, 2), (1, 5)).tolist() == [6, 5]
 
     def test_item_shapes_are_those_after_a_reshape(self) -> None:
         source = TensorSpec("r", "FP32", (-1, 4), reshape=(-1, 2, 2), ragged=True)
-        graph = graph_of(told_input("BATCH_ITEM_SHAPE"))
+        graph = graph_of(batch_input_spec("BATCH_ITEM_SHAPE"))
         model, backend = model_of(
             spec_of(batch_tensor("BATCH_ITEM_SHAPE"), source=source), graph, lambda _: [np.zeros((1, 1), np.float32)]
         )
@@ -120,7 +120,7 @@ class TestBatchInputs:
         assert array.tolist() == [[3, 2, 2]]
 
     def test_a_batch_input_is_not_in_the_clients_signature(self) -> None:
-        done = complete(spec_of(batch_tensor("BATCH_ELEMENT_COUNT")), graph_of(told_input("BATCH_ELEMENT_COUNT")))
+        done = complete(spec_of(batch_tensor("BATCH_ELEMENT_COUNT")), graph_of(batch_input_spec("BATCH_ELEMENT_COUNT")))
 
         assert done.signature is not None
         assert done.binding_signature is not None
@@ -145,7 +145,7 @@ class TestSharedBatches:
                 raise InferError(Code.INVALID, "negative")
             return [np.zeros((len(inputs[1]), 1), np.float32)]
 
-        graph = graph_of(told_input("BATCH_ELEMENT_COUNT"))
+        graph = graph_of(batch_input_spec("BATCH_ELEMENT_COUNT"))
         model, backend = model_of(spec_of(batch_tensor("BATCH_ELEMENT_COUNT")), graph, picky)
         requests = [ragged_request(model, 1, size, start=-1 if size == 2 else 1) for size in (3, 1, 2, 4)]
 
@@ -159,8 +159,8 @@ class TestFlatOutputs:
         self, function: Callable[[list[Any]], list[Any]], dims: tuple[int, ...] = (-1,)
     ) -> tuple[Model, FakeBackend]:
         output = TensorSpec("y", "FP32", dims)
-        said = spec_of(outputs=(output,), batch_outputs=(BatchTensor("y", SCATTER, "", ("r",)),))
-        return model_of(said, Signature((FLAT,), (TensorSpec("y", "FP32", (-1,)),)), function)
+        declared = spec_of(outputs=(output,), batch_outputs=(BatchTensor("y", SCATTER, "", ("r",)),))
+        return model_of(declared, Signature((FLAT,), (TensorSpec("y", "FP32", (-1,)),)), function)
 
     def test_each_request_gets_the_part_of_a_flat_output_at_its_own_elements(self) -> None:
         model, backend = self.scattering(lambda inputs: [inputs[0] * 2])
@@ -253,7 +253,7 @@ class TestRefusedConfigurations:
             ),
             (
                 spec_of(replace(batch_tensor("BATCH_ELEMENT_COUNT"), sources=("q",))),
-                graph_of(told_input("BATCH_ELEMENT_COUNT")),
+                graph_of(batch_input_spec("BATCH_ELEMENT_COUNT")),
                 "unknown source input name 'q'",
             ),
             (
@@ -315,11 +315,11 @@ class TestShapeTensors:
     )
 
     def model(self, values: TensorSpec = VALUES, graph: Signature = GRAPH, rows: int = 8) -> tuple[Model, FakeBackend]:
-        said = ModelSpec(
+        declared = ModelSpec(
             "m", 1, Path("m"), inputs=(X, values), outputs=(replace(X, name="y"),),
             policy=BatchPolicy(max_batch_rows=rows),
         )  # fmt: skip
-        return model_of(said, graph, lambda inputs: inputs[:1])
+        return model_of(declared, graph, lambda inputs: inputs[:1])
 
     def request(self, model: Model, rows: int, *values: int) -> InferRequest:
         inputs: list[Array | None] = [np.zeros((rows, 4), np.float32), np.array(values, np.int64)]
@@ -388,8 +388,8 @@ class TestShapeTensors:
             self.model(values, graph)
 
     def test_a_batched_model_with_only_shape_tensors_is_refused(self) -> None:
-        said = ModelSpec(
+        declared = ModelSpec(
             "m", 1, Path("m"), inputs=(VALUES,), outputs=(replace(X, name="y"),), policy=BatchPolicy(max_batch_rows=8)
         )
         with pytest.raises(InferError, match="no input has rows"):
-            complete(said, Signature(self.GRAPH.inputs[1:], self.GRAPH.outputs))
+            complete(declared, Signature(self.GRAPH.inputs[1:], self.GRAPH.outputs))

@@ -271,11 +271,11 @@ class TestTurnOrder:
         holder, big, small = joins(limiter, R1=1), joins(limiter, R1=2), joins(limiter, 2, R1=1)
         runs(limiter, small)
         granted = asks(limiter, holder)
-        gone, waits = asks(limiter, big), asks(limiter, small)
+        canceled, waits = asks(limiter, big), asks(limiter, small)
 
-        assert limiter.cancel_request(big, gone)
+        assert limiter.cancel_request(big, canceled)
         assert not limiter.cancel_request(holder, granted)
-        assert (gone.turns, waits.turns) == (0, 1)
+        assert (canceled.turns, waits.turns) == (0, 1)
 
     def test_a_turn_without_work_does_not_count_as_a_run(self) -> None:
         limiter = RateLimiter()

@@ -97,8 +97,8 @@ def test_a_matching_shape_is_accepted_with_any_length_of_a_free_axis(dims: Shape
 @given(DIMS, SHAPES)
 def test_a_mismatched_shape_is_always_rejected(dims: Shape, shape: Shape) -> None:
     signature = Signature((TensorSpec("x", "FP32", (-1, *dims)),), (), batched=True)
-    wanted = (-1, *dims)
-    fits = len(shape) == len(wanted) and all(w in {-1, s} for s, w in zip(shape, wanted, strict=True))
+    expected = (-1, *dims)
+    fits = len(shape) == len(expected) and all(w in {-1, s} for s, w in zip(shape, expected, strict=True))
     if fits:
         assert check_shapes("m", signature, 8, [shape]) == (shape[0], (shape[1:],))
     else:

@@ -29,11 +29,11 @@ def declared(dims: Dims, reshape: Dims) -> TensorSpec:
 def completed(dims: Dims, reshape: Dims, graph: Dims, rows: int = 8, **more: Any) -> ModelSpec:
     """Complete a model whose input and output both have these dims."""
     x = declared(dims, reshape)
-    said = ModelSpec(
+    spec = ModelSpec(
         "m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=BatchPolicy(max_batch_rows=rows), **more
     )
     inside = TensorSpec("x", "FP32", graph)
-    return complete(said, Signature((inside,), (replace(inside, name="y"),)))
+    return complete(spec, Signature((inside,), (replace(inside, name="y"),)))
 
 
 def model_of(spec: ModelSpec, function: Function = list) -> tuple[Model, FakeBackend]:
@@ -115,9 +115,9 @@ class TestSignatures:
     def test_a_scalar_may_be_declared_with_any_dims_of_one_element(self, dims: Dims) -> None:
         x = TensorSpec("x", "FP32", dims)
         policy = BatchPolicy(max_batch_rows=0)
-        said = ModelSpec("m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=policy)
+        declared = ModelSpec("m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=policy)
         graph = Signature((TensorSpec("x", "FP32", ()),), (TensorSpec("y", "FP32", ()),))
-        done = complete(said, graph)
+        done = complete(declared, graph)
         model = Model(done, [FakeBackend(graph, list)], lambda *_: None)
         request = fake_request(model, key=(dims,))
         request.inputs = [np.full(dims, 3, np.float32)]
@@ -128,12 +128,12 @@ class TestSignatures:
         assert [output.shape for output in request.outputs or []] == [dims]
 
     def test_a_scalar_declared_with_several_elements_is_refused(self) -> None:
-        said = ModelSpec(
+        declared = ModelSpec(
             "m", 1, Path("m"), inputs=(TensorSpec("x", "FP32", (1, 2)),), outputs=(TensorSpec("y", "FP32", (1,)),),
             policy=BatchPolicy(max_batch_rows=0),
         )  # fmt: skip
         with pytest.raises(InferError) as caught:
-            complete(said, Signature((TensorSpec("x", "FP32", ()),), (TensorSpec("y", "FP32", ()),)))
+            complete(declared, Signature((TensorSpec("x", "FP32", ()),), (TensorSpec("y", "FP32", ()),)))
         assert caught.value.message == (
             "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration when the "
             "model doesn't support batching. Model configuration provided: [1,2]."
@@ -153,14 +153,14 @@ class TestRuns:
         assert [each.outputs[0].shape for each in requests if each.outputs] == [(1, 2, 3), (2, 2, 3)]
 
     def test_reshaped_outputs_are_views(self) -> None:
-        whole = np.zeros((1, 6), np.float32)
-        model, backend = model_of(completed((2, 3), (6,), (-1, 6)), lambda _: [whole])
+        array = np.zeros((1, 6), np.float32)
+        model, backend = model_of(completed((2, 3), (6,), (-1, 6)), lambda _: [array])
         request = fake_request(model, key=((2, 3),))
 
         run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
         assert request.outputs is not None
-        assert np.shares_memory(request.outputs[0], whole)
+        assert np.shares_memory(request.outputs[0], array)
 
     @pytest.mark.parametrize("shape", [(1, 5), (1, 6, 1)])
     def test_an_output_that_cannot_be_reshaped_is_an_internal_error(self, shape: Dims) -> None:

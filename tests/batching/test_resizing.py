@@ -82,14 +82,14 @@ class House:
 
 @asynccontextmanager
 async def house(*groups: InstanceGroup, **policy: Any) -> AsyncIterator[House]:
-    made = House(Gate(test_engine.same_and_sum))
-    made.model = await made.engine.load(made.spec(*groups, **policy))
+    system = House(Gate(test_engine.same_and_sum))
+    system.model = await system.engine.load(system.spec(*groups, **policy))
     try:
-        yield made
+        yield system
     finally:
-        made.gate.open()
-        assert await made.engine.stop(5.0) == 0
-        assert all(backend.closed for backend in made.loaded)
+        system.gate.open()
+        assert await system.engine.stop(5.0) == 0
+        assert all(backend.closed for backend in system.loaded)
 
 
 def claims_of(engine: Engine) -> Sequence[Claim]:
@@ -118,139 +118,139 @@ class TestMatching:
 
         found = match_groups(old, new)
 
-        kept = [at for at in found if at is not None]
-        assert len(kept) == len(set(kept)) == sum(min(old.count(each), new.count(each)) for each in (*{*old},))
+        matched = [at for at in found if at is not None]
+        assert len(matched) == len(set(matched)) == sum(min(old.count(each), new.count(each)) for each in (*{*old},))
         assert all(at is None or old[at] == group for at, group in zip(found, new, strict=True))
 
 
 class TestThreadInstances:
     async def test_an_added_instance_runs_beside_a_busy_one(self) -> None:
-        async with house(of(1)) as made:
-            made.gate.close()
-            made.submit()
-            await made.gate.entered()
+        async with house(of(1)) as system:
+            system.gate.close()
+            system.submit()
+            await system.gate.entered()
 
-            await made.resize(of(2))
-            made.submit()
-            await made.gate.entered()
+            await system.resize(of(2))
+            system.submit()
+            await system.gate.entered()
 
-            assert len(made.loaded) == 1
-            assert len(made.model.thread_instances) == 2
-            assert made.model.spec.instances == (of(2),)
+            assert len(system.loaded) == 1
+            assert len(system.model.thread_instances) == 2
+            assert system.model.spec.instances == (of(2),)
 
     async def test_a_waiting_request_is_taken_by_an_added_instance(self) -> None:
-        async with house(of(1)) as made:
-            made.gate.close()
-            made.submit(2)
-            await made.gate.entered()
+        async with house(of(1)) as system:
+            system.gate.close()
+            system.submit(2)
+            await system.gate.entered()
 
-            await made.resize(of(2))
+            await system.resize(of(2))
 
-            await made.gate.entered()
+            await system.gate.entered()
 
     async def test_removed_instances_finish_their_runs_without_blocking_the_resize(self) -> None:
-        async with house(of(3)) as made:
-            made.gate.close()
-            made.submit(3)
+        async with house(of(3)) as system:
+            system.gate.close()
+            system.submit(3)
             for _ in range(3):
-                await made.gate.entered()
+                await system.gate.entered()
 
-            await made.resize(of(1))
-            made.submit(3)
+            await system.resize(of(1))
+            system.submit(3)
 
-            assert made.sink.requests == []
-            made.gate.open()
-            assert len(await made.sink.holds(6)) == 6
-            await asyncio.gather(*made.model.shutdown_tasks)
-            assert len(made.model.thread_instances) == 1
-            assert len(made.loaded[0].bindings) - len(made.model.placements[0].bindings) == 2
+            assert system.sink.requests == []
+            system.gate.open()
+            assert len(await system.sink.holds(6)) == 6
+            await asyncio.gather(*system.model.shutdown_tasks)
+            assert len(system.model.thread_instances) == 1
+            assert len(system.loaded[0].bindings) - len(system.model.placements[0].bindings) == 2
 
     async def test_statistics_and_learned_costs_survive_a_resize(self) -> None:
-        async with house(of(2)) as made:
-            made.submit(5)
-            await made.sink.holds(5)
-            before = made.model.statistics, made.model.costs, made.model.scheduler
+        async with house(of(2)) as system:
+            system.submit(5)
+            await system.sink.holds(5)
+            before = system.model.statistics, system.model.costs, system.model.scheduler
 
-            await made.resize(of(1))
+            await system.resize(of(1))
 
-            assert (made.model.statistics, made.model.costs, made.model.scheduler) == before
-            assert made.engine.model("m") is made.model
+            assert (system.model.statistics, system.model.costs, system.model.scheduler) == before
+            assert system.engine.model("m") is system.model
 
     async def test_each_added_instance_on_a_gpu_loads_the_model_and_frees_it_when_removed(self) -> None:
-        async with house(of(2, CPU), of(1, GPU)) as made:
-            await made.resize(of(3, GPU), of(1, CPU))
-            assert len(made.loaded) == 4
-            assert [each.closed for each in made.loaded] == [False] * 4
+        async with house(of(2, CPU), of(1, GPU)) as system:
+            await system.resize(of(3, GPU), of(1, CPU))
+            assert len(system.loaded) == 4
+            assert [each.closed for each in system.loaded] == [False] * 4
 
-            await made.resize(of(2, CPU), of(2, GPU))
+            await system.resize(of(2, CPU), of(2, GPU))
 
-            assert [each.closed for each in made.loaded] == [False, False, False, True]
-            assert [each.group for each in made.model.thread_instances].count(GPU) == 2
+            assert [each.closed for each in system.loaded] == [False, False, False, True]
+            assert [each.group for each in system.model.thread_instances].count(GPU) == 2
 
     async def test_the_device_share_has_the_new_number_of_instances(self) -> None:
-        async with house(of(1)) as made:
-            share = made.model.placements[0].share
+        async with house(of(1)) as system:
+            share = system.model.placements[0].share
 
-            await made.resize(of(4))
+            await system.resize(of(4))
 
             assert share.instances == 4
 
     async def test_the_device_share_is_kept_by_a_remaining_instance(self) -> None:
-        async with house(of(1, GPU), replace(GPU, host_policy="x"), run_limit_us=60_000_000) as made:
-            share = made.model.placements[0].share
+        async with house(of(1, GPU), replace(GPU, host_policy="x"), run_limit_us=60_000_000) as system:
+            share = system.model.placements[0].share
 
-            await made.resize(replace(GPU, host_policy="x"), run_limit_us=60_000_000)
+            await system.resize(replace(GPU, host_policy="x"), run_limit_us=60_000_000)
 
-            assert made.loaded[0].closed
-            assert [at.owns_share for at in made.model.placements] == [True]
-            assert made.model.node_inputs is made.loaded[1].node_inputs
-            assert made.model.placements[0].share is share
+            assert system.loaded[0].closed
+            assert [at.owns_share for at in system.model.placements] == [True]
+            assert system.model.node_inputs is system.loaded[1].node_inputs
+            assert system.model.placements[0].share is share
 
     async def test_the_loop_runs_fast_batches_after_a_resize(self) -> None:
-        async with house(of(1), executor="loop") as made:
-            await made.resize(of(2), executor="loop")
+        async with house(of(1), executor="loop") as system:
+            await system.resize(of(2), executor="loop")
 
-            made.submit(3)
+            system.submit(3)
 
-            assert len(await made.sink.holds(3)) == 3
+            assert len(await system.sink.holds(3)) == 3
 
     async def test_a_resize_that_fails_leaves_the_instances_unchanged(self) -> None:
-        async with house(of(2)) as made:
-            made.most_bindings = 4
+        async with house(of(2)) as system:
+            system.most_bindings = 4
 
             with pytest.raises(InferError, match="no memory"):
-                await made.engine.change(made.model, made.spec(of(4)))
+                await system.engine.change(system.model, system.spec(of(4)))
 
-            assert len(made.model.thread_instances) == 2
-            assert len(made.model.placements[0].bindings) == 3
-            made.submit(4)
-            await made.sink.holds(4)
+            assert len(system.model.thread_instances) == 2
+            assert len(system.model.placements[0].bindings) == 3
+            system.submit(4)
+            await system.sink.holds(4)
 
     async def test_an_instance_that_cannot_be_created_leaves_no_claim_at_the_rate_limiter(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
-        async with house(needs) as made:
-            made.most_bindings = 1
+        async with house(needs) as system:
+            system.most_bindings = 1
             with pytest.raises(InferError, match="no memory"):
-                await made.engine.change(made.model, made.spec(of(2, needs)))
+                await system.engine.change(system.model, system.spec(of(2, needs)))
 
-            assert len(claims_of(made.engine)) == 1
+            assert len(claims_of(system.engine)) == 1
 
     @pytest.mark.parametrize("groups", [[GPU], [CPU, GPU], [CPU, replace(CPU, passive=True)]])
     async def test_a_change_of_more_than_instance_counts_requires_a_reload(
         self, groups: Sequence[InstanceGroup]
     ) -> None:
-        async with house(of(2)) as made:
-            assert await made.engine.change(made.model, made.spec(*groups)) is None
+        async with house(of(2)) as system:
+            assert await system.engine.change(system.model, system.spec(*groups)) is None
 
     async def test_an_abandoned_change_closes_its_new_instances(self) -> None:
-        async with house(of(1), of(1, GPU)) as made:
-            change = await made.engine.change(made.model, made.spec(of(2), of(2, GPU)))
+        async with house(of(1), of(1, GPU)) as system:
+            change = await system.engine.change(system.model, system.spec(of(2), of(2, GPU)))
             assert change is not None
 
             await change.abandon()
 
-            assert [each.closed for each in made.loaded] == [False, False, True]
-            assert len(made.model.thread_instances) == 2
+            assert [each.closed for each in system.loaded] == [False, False, True]
+            assert len(system.model.thread_instances) == 2
 
     async def test_a_canceled_resize_finishes_before_its_model_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with house(of(1)) as it:
@@ -353,40 +353,40 @@ class TestThreadInstances:
 
     async def test_the_rate_limiter_has_a_claim_for_each_current_instance(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
-        async with house(needs) as made:
-            await made.resize(of(3, needs))
-            assert len(claims_of(made.engine)) == 3
+        async with house(needs) as system:
+            await system.resize(of(3, needs))
+            assert len(claims_of(system.engine)) == 3
 
-            made.submit(9)
-            await made.sink.holds(9)
-            await made.resize(of(2, needs))
-            await asyncio.gather(*made.model.shutdown_tasks)
+            system.submit(9)
+            await system.sink.holds(9)
+            await system.resize(of(2, needs))
+            await asyncio.gather(*system.model.shutdown_tasks)
 
-            assert len(claims_of(made.engine)) == 2
+            assert len(claims_of(system.engine)) == 2
 
     @pytest.mark.parametrize("seed", range(6))
     @pytest.mark.parametrize("needs", [False, True])
     async def test_no_request_is_lost_or_answered_twice(self, seed: int, needs: bool) -> None:
         chance = random.Random(seed)
         group = replace(CPU, resources=(Resource("r", 1),)) if needs else CPU
-        async with house(of(2, group)) as made:
+        async with house(of(2, group)) as system:
             for _ in range(12):
-                made.submit(chance.randrange(30))
-                change = await made.engine.change(made.model, made.spec(of(chance.randint(1, 5), group)))
+                system.submit(chance.randrange(30))
+                change = await system.engine.change(system.model, system.spec(of(chance.randint(1, 5), group)))
                 assert change is not None
-                made.submit(chance.randrange(30))
+                system.submit(chance.randrange(30))
                 if chance.random() < 0.2:
                     await change.abandon()
                 else:
                     change.commit()
-            while made.model.inflight:
-                await made.sink.holds(len(made.sink.requests) + 1)
+            while system.model.inflight:
+                await system.sink.holds(len(system.sink.requests) + 1)
 
-            requests = made.sink.requests
+            requests = system.sink.requests
             assert len(requests) == len(set(map(id, requests)))
             assert all(request.error is None for request in requests)
-            await asyncio.gather(*made.model.shutdown_tasks)
-            assert len(made.model.instances) == made.model.spec.instances[0].count
+            await asyncio.gather(*system.model.shutdown_tasks)
+            assert len(system.model.instances) == system.model.spec.instances[0].count
 
 
 class More:
@@ -398,9 +398,9 @@ class More:
         self._kind = kind
 
     def _some(self, count: int) -> list[ExternalExecutor]:
-        made = [self._kind(self._plan) for _ in range(count)]
-        self.opened += made
-        return list(made)
+        executors = [self._kind(self._plan) for _ in range(count)]
+        self.opened += executors
+        return list(executors)
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
         return OpenedVersion(complete_external(spec), self._some(len(single_groups(spec))), "elsewhere")
@@ -446,7 +446,7 @@ class TestExternalExecutors:
         more = More(lambda: next(plans, "answer"))
         async with elsewhere(2, more) as (engine, model):
             busy = asyncio.ensure_future(engine.infer(model, x(3)))
-            await more.opened[0].seen.wait()
+            await more.opened[0].received.wait()
 
             await resize(engine, model, 1, replace(CPU, host_policy="other"))
 
@@ -461,7 +461,7 @@ class TestExternalExecutors:
         more = More(lambda: next(plans, "answer"))
         async with elsewhere(1, more) as (engine, model):
             busy = asyncio.ensure_future(engine.infer(model, x(3)))
-            await more.opened[0].seen.wait()
+            await more.opened[0].received.wait()
 
             await resize(engine, model, 1, replace(CPU, host_policy="other"))
 

@@ -29,10 +29,10 @@ def y(*shape: int) -> TensorSpec:
 
 def rows_of(
     function: Function, inputs: tuple[TensorSpec, ...] = (x(-1, 4),), outputs: tuple[TensorSpec, ...] = (y(-1, 4),),
-    shared_scale: str = "", **said: Any,
+    shared_scale: str = "", **terms: Any,
 ) -> int:  # fmt: skip
     """Open a model with only this configuration. Returns: its maximum batch size."""
-    policy = BatchPolicy(executor="thread", **said)
+    policy = BatchPolicy(executor="thread", **terms)
     spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=policy)
     model = _opened(spec, FakeBackend(Signature(inputs, outputs), function, shared_scale=shared_scale))
     close_model(model)
@@ -165,6 +165,15 @@ def test_a_configured_batch_size_overrides_the_probe() -> None:
     assert rows_of(found, allowed_rows=(1, 4)) == 4
 
 
+def test_a_configured_batch_size_that_the_probe_contradicts_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows_of(list, max_batch_rows=8)
+    assert not caplog.messages
+
+    rows_of(found, max_batch_rows=8)
+    text = "its configuration gives it rows, but output 'y' has 0 rows for 1 row of zeros"
+    assert caplog.messages == [f"model m: {text}; its requests may fail unless max_batch_size is 0"]
+
+
 def test_the_reason_why_a_model_is_unbatched_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock.batching"):
         rows_of(found)
@@ -208,8 +217,8 @@ def test_a_model_whose_output_width_depends_on_the_longest_row_is_unbatched() ->
 
 def test_a_model_that_numbers_distinct_values_over_rows_is_unbatched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
-        seen: dict[int, int] = {}
-        return [np.array([seen.setdefault(each, len(seen)) for each in inputs[0].tolist()])]
+        first_positions: dict[int, int] = {}
+        return [np.array([first_positions.setdefault(each, len(first_positions)) for each in inputs[0].tolist()])]
 
     assert rows_of(function, (TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "INT64", (-1,)),)) == 0
 
@@ -243,14 +252,14 @@ def test_a_row_mixing_model_that_accepts_only_long_sounds_is_unbatched() -> None
 
 @pytest.mark.parametrize("free", [2, 3])
 def test_no_length_that_would_make_rows_with_several_free_axes_huge_is_tried(free: int) -> None:
-    seen = set()
+    lengths = set()
 
     def change(rows: Any) -> Any:
-        seen.add(rows.shape[1:])
+        lengths.add(rows.shape[1:])
         raise InferError(Code.INTERNAL, "not of these")
 
     assert mixed(change, (-1,) * (free + 1)) == 64
-    assert seen == {(length,) * free for length in (1, 2, 3, 4, 8, 16, 64)}
+    assert lengths == {(length,) * free for length in (1, 2, 3, 4, 8, 16, 64)}
 
 
 def test_a_row_mixing_model_whose_free_axis_must_fit_the_model_is_unbatched() -> None:
@@ -354,9 +363,9 @@ def test_a_model_that_draws_random_numbers_is_batched() -> None:
 
 def test_a_model_with_a_small_batch_dependent_difference_in_one_column_is_batched() -> None:
     def change(rows: Any) -> Any:
-        made = rows.copy()
-        made[:, 0] += len(rows)
-        return made
+        changed = rows.copy()
+        changed[:, 0] += len(rows)
+        return changed
 
     assert mixed(change) == 64
 

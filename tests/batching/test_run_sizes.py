@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.loading.run_sizes import SIZES_OPTION, run_sizes, with_run_sizes
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, SequenceSpec
+from tests.fakes import FakeBackend, fake_loader
 
 ON_GPU, ON_CPU = InstanceGroup(devices=("cuda:0",)), InstanceGroup(devices=("cpu",))
 SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
@@ -53,6 +55,16 @@ class TestSizesOfModel:
 
     def test_a_model_only_on_the_cpu_has_no_run_sizes(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8), instances=(ON_CPU,)) == ()
+
+    def test_a_model_that_is_compiled_for_each_size_has_run_sizes_on_the_cpu(self) -> None:
+        backend = FakeBackend(SIGNATURE, list, compiles_each_size=True)
+        model = open_model(
+            ModelSpec("m", 1, Path("m"), backend="fake"), {"fake": fake_loader(backend)}, lambda *_: None
+        )
+        close_model(model)
+
+        assert model.spec.policy.allowed_rows == run_sizes(64)
+        assert {run.rows for run in backend.runs} <= set(run_sizes(64))
 
     def test_configured_sizes_override_the_run_sizes(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8, allowed_rows=(5, 8))) == (5, 8)

@@ -59,14 +59,14 @@ def sample(rows: int = 1, count: int = 1, name: str = "s", **inputs: SampleInput
 
 def test_a_shape_tensor_of_a_sample_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(np.array([1, 5], np.int64).tobytes())
-    said = TensorSpec("x", "FP32", (3,)), TensorSpec("v", "INT64", (1,), is_shape=True)
+    specs = TensorSpec("x", "FP32", (3,)), TensorSpec("v", "INT64", (1,), is_shape=True)
     graph = Signature(
-        (replace(said[0], shape=(-1, 3)), replace(said[1], shape=(2,), is_shape=False)),
+        (replace(specs[0], shape=(-1, 3)), replace(specs[1], shape=(2,), is_shape=False)),
         (TensorSpec("y", "FP32", (-1, 3)),),
     )
     backend = FakeBackend(graph, lambda inputs: [inputs[0]])
     values = SampleInput("INT64", (2,), tmp_path / "v")
-    spec = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=ROWS), inputs=said,
+    spec = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=ROWS), inputs=specs,
                      samples=(sample(2, x=ZERO, v=values),))  # fmt: skip
     close_model(open_model(spec, {"onnxruntime": fake_loader(backend)}, lambda *_: None))
 
@@ -108,8 +108,8 @@ class TestRunning:
         assert one(runs[0]) == [0, 0, 0]
 
     def test_an_optional_input_may_be_missing_in_a_sample(self) -> None:
-        left, given = sample(), sample(more=SampleInput("FP32", (3,), "random"), x=ZERO)
-        _, runs = opened(left, given, graph=signature(rows=False, optional=True), most=0)
+        without_input, with_input = sample(), sample(more=SampleInput("FP32", (3,), "random"), x=ZERO)
+        _, runs = opened(without_input, with_input, graph=signature(rows=False, optional=True), most=0)
 
         assert runs[0].inputs[1] is None
         assert runs[1].inputs[1] is not None
@@ -124,8 +124,8 @@ class TestRunning:
         with caplog.at_level(logging.DEBUG, "penstock.batching"):
             opened(sample(count=2, name="regular sample"))
 
-        told = [record.getMessage() for record in caplog.records if "warmup" in record.getMessage()]
-        assert told == [
+        messages = [record.getMessage() for record in caplog.records if "warmup" in record.getMessage()]
+        assert messages == [
             f"model 'm' instance {name} is running warmup sample 'regular sample' for iteration {iteration}"
             for name in ("0", "loop")
             for iteration in (1, 2)

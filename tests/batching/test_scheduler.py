@@ -59,14 +59,14 @@ def run_full(
     scheduler: Scheduler, run_ns: Callable[[int], int], batches: int, deadline_ns: int = 0
 ) -> list[int]:  # fmt: skip
     """Run batches while more requests wait than a batch holds. Returns: their rows."""
-    taken: list[int] = []
+    batch_rows: list[int] = []
     for _ in range(batches):
         while scheduler.rows < 1000:
             add(scheduler, deadline_ns=deadline_ns)
         rows = take_rows(scheduler) or 0
-        taken.append(rows)
-        scheduler.learn(A, rows, run_ns(rows), len(taken) * REVIEW_NS)
-    return taken
+        batch_rows.append(rows)
+        scheduler.learn(A, rows, run_ns(rows), len(batch_rows) * REVIEW_NS)
+    return batch_rows
 
 
 def counters(scheduler: Scheduler) -> tuple[int, int, int]:
@@ -196,11 +196,11 @@ class TestBatchSize:
         learn_well(scheduler, {4: 1000, 8: 2100, 16: 3900})
         for _ in range(8):
             add(scheduler)
-        taken = [take_rows(scheduler), take_rows(scheduler)]
+        batch_rows = [take_rows(scheduler), take_rows(scheduler)]
         for _ in range(16):
             add(scheduler)
 
-        assert [*taken, take_rows(scheduler)] == [4, 4, 16]
+        assert [*batch_rows, take_rows(scheduler)] == [4, 4, 16]
 
     def test_a_rarely_measured_size_does_not_limit_a_batch(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64)
@@ -214,13 +214,13 @@ class TestBatchSize:
     def test_all_waiting_requests_are_taken_if_they_arrive_independently(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64)
         learn(scheduler, 2)
-        taken = []
+        batch_rows = []
         for coming in (20, 3, 40, 11, 29):
             for _ in range(coming):
                 add(scheduler)
-            taken.append(take_rows(scheduler))
+            batch_rows.append(take_rows(scheduler))
 
-        assert taken == [20, 3, 40, 11, 29]
+        assert batch_rows == [20, 3, 40, 11, 29]
 
     @pytest.mark.parametrize("keys", [(A,), (A, B)])
     def test_clients_in_lock_step_form_two_alternating_batches(self, keys: tuple[Key, ...]) -> None:
@@ -228,15 +228,15 @@ class TestBatchSize:
         learn(scheduler, 4, *keys)
         for number in range(48):
             add(scheduler, key=keys[number % len(keys)])
-        taken = []
+        batch_rows = []
         running = scheduler.take(1)
         for _ in range(60):
             answered, running = running, scheduler.take(1)
-            taken.append(running.rows if running else None)
+            batch_rows.append(running.rows if running else None)
             for request in answered.requests if answered else ():
                 add(scheduler, key=request.key)
 
-        assert taken[-4:] == [24, 24, 24, 24]
+        assert batch_rows[-4:] == [24, 24, 24, 24]
 
     @pytest.mark.parametrize(("allowed", "first"), [((), 14), ((4, 8, 16), 16), ((4, 8), 14)])
     def test_in_lock_step_a_batch_grows_to_the_next_allowed_size(self, allowed: tuple[int, ...], first: int) -> None:
@@ -251,15 +251,15 @@ class TestBatchSize:
 
         assert take_rows(scheduler) == first
 
-    @pytest.mark.parametrize(("waiting", "taken"), [(5, 5), (6, 6), (7, 6), (8, 6), (10, 6), (11, 6), (12, 12)])
-    def test_a_batch_is_cut_if_padding_it_costs_more_per_row(self, waiting: int, taken: int) -> None:
+    @pytest.mark.parametrize(("waiting", "expected"), [(5, 5), (6, 6), (7, 6), (8, 6), (10, 6), (11, 6), (12, 12)])
+    def test_a_batch_is_cut_if_padding_it_costs_more_per_row(self, waiting: int, expected: int) -> None:
         allowed = (4, 6, 8, 12)
         scheduler = Scheduler(BatchPolicy(max_batch_rows=12, allowed_rows=allowed), CostModel(allowed))
         learn_well(scheduler, {4: 4 * US, 6: 4 * US, 8: 6 * US, 12: 8 * US})
         for _ in range(waiting):
             add(scheduler)
 
-        assert take_rows(scheduler) == taken
+        assert take_rows(scheduler) == expected
 
     def test_with_a_target_all_requests_promised_for_a_batch_are_taken(self) -> None:
         allowed = (4, 6, 8)
@@ -297,28 +297,28 @@ class TestBatchSize:
         for _ in range(20_000):
             add(scheduler)
 
-        taken = [take_rows(scheduler) for _ in range(2 * PROBE_ABOVE_EVERY)]
+        batch_rows = [take_rows(scheduler) for _ in range(2 * PROBE_ABOVE_EVERY)]
 
-        assert taken == [*[16] * (PROBE_ABOVE_EVERY - 1), 32] * 2
+        assert batch_rows == [*[16] * (PROBE_ABOVE_EVERY - 1), 32] * 2
 
     def test_smaller_batches_are_probed_until_the_best_size_is_found(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
-        taken = run_full(scheduler, lambda rows: rows * (1000 + 20 * abs(rows - 8)), 12 * PROBE_BELOW_EVERY)
+        batch_rows = run_full(scheduler, lambda rows: rows * (1000 + 20 * abs(rows - 8)), 12 * PROBE_BELOW_EVERY)
 
-        assert set(taken[: PROBE_BELOW_EVERY - 1]) == {64}
-        assert taken[-PROBE_BELOW_EVERY:].count(8) >= PROBE_BELOW_EVERY - 2
+        assert set(batch_rows[: PROBE_BELOW_EVERY - 1]) == {64}
+        assert batch_rows[-PROBE_BELOW_EVERY:].count(8) >= PROBE_BELOW_EVERY - 2
 
     def test_probing_smaller_batches_ends_if_larger_ones_are_more_efficient(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
-        taken = run_full(scheduler, lambda rows: 1000 + rows, 12 * PROBE_BELOW_EVERY)
+        batch_rows = run_full(scheduler, lambda rows: 1000 + rows, 12 * PROBE_BELOW_EVERY)
 
-        assert taken.count(64) == len(taken) - TRUSTED_AFTER_RUNS
+        assert batch_rows.count(64) == len(batch_rows) - TRUSTED_AFTER_RUNS
 
     def test_no_smaller_batch_is_probed_if_requests_have_deadlines(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
-        taken = run_full(scheduler, lambda rows: 1000 + rows, 4 * PROBE_BELOW_EVERY, deadline_ns=1 << 60)
+        batch_rows = run_full(scheduler, lambda rows: 1000 + rows, 4 * PROBE_BELOW_EVERY, deadline_ns=1 << 60)
 
-        assert set(taken) == {64}
+        assert set(batch_rows) == {64}
 
     def test_a_configured_cap_is_not_changed_by_learning(self) -> None:
         scheduler = scheduler_of(cap_rows=8, max_batch_rows=64)
@@ -351,13 +351,13 @@ class TestHoldingOpen:
 
         assert take_rows(scheduler, 1_000) == 8
 
-    @pytest.mark.parametrize(("waiting", "taken"), [(1, None), (2, 2), (3, 2), (4, 4), (5, 4)])
-    def test_a_batch_of_a_preferred_size_is_not_held(self, waiting: int, taken: int | None) -> None:
+    @pytest.mark.parametrize(("waiting", "expected"), [(1, None), (2, 2), (3, 2), (4, 4), (5, 4)])
+    def test_a_batch_of_a_preferred_size_is_not_held(self, waiting: int, expected: int | None) -> None:
         scheduler = scheduler_of(max_queue_delay_us=100, preferred_rows=(2, 4))
         for _ in range(waiting):
             add(scheduler, now_ns=1_000)
 
-        assert take_rows(scheduler, 1_000) == taken
+        assert take_rows(scheduler, 1_000) == expected
 
     def test_a_due_batch_goes_before_an_older_one_that_is_held(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=100)
@@ -452,14 +452,14 @@ class TestQueueLimits:
     @pytest.mark.parametrize("policy", [{"max_queue_rows": 2}, {"max_queue_bytes": 32}, {"max_queue_requests": 2}])
     def test_is_full_is_true_when_no_further_request_would_be_accepted(self, policy: dict[str, int]) -> None:
         scheduler = scheduler_of(**policy)
-        seen = [scheduler.is_full()]
+        was_full = [scheduler.is_full()]
         for _ in range(2):
             add(scheduler)
-            seen.append(scheduler.is_full())
+            was_full.append(scheduler.is_full())
         scheduler.take(1)
-        seen.append(scheduler.is_full())
+        was_full.append(scheduler.is_full())
 
-        assert seen == [False, False, True, False]
+        assert was_full == [False, False, True, False]
 
 
 class TestLeaving:
@@ -497,13 +497,13 @@ class TestLeaving:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), 0, 2)
         learn(scheduler, 4)
         add(scheduler, deadline_ns=1 << 62)
-        taken = scheduler.take(1)
+        batch = scheduler.take(1)
         scheduler.promises.backlog_ns += 1e-7
 
         add(scheduler, now_ns=100, deadline_ns=101)
 
-        assert taken is not None
-        assert taken.cost_ns > 100
+        assert batch is not None
+        assert batch.cost_ns > 100
 
     def test_a_request_to_an_empty_queue_is_accepted_however_long_a_run_takes(self) -> None:
         scheduler = scheduler_of()
@@ -566,9 +566,9 @@ class TestMemory:
         scheduler = scheduler_of()
         requests = [add(scheduler, key=((width,),), now_ns=width + 1) for width in range(3 * MAX_IDLE_LANES)]
 
-        taken = [batch.requests[0] for _ in requests if (batch := scheduler.take(999))]
+        first_requests = [batch.requests[0] for _ in requests if (batch := scheduler.take(999))]
 
-        assert taken == requests
+        assert first_requests == requests
 
 
 def target_of(scheduler: Scheduler, target_ns: int, now_ns: int = 1, key: Key = A) -> InferRequest:
@@ -764,7 +764,7 @@ class TestAdmission:
 
     def test_a_key_that_has_run_with_few_rows_may_double_its_batch_size(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, latency_target_us=4_000)
-        rows, taken = 1, []
+        rows, batch_rows = 1, []
         for _ in range(5):
             scheduler.learn(A, rows, 1_000_000, 1)
             for _ in range(2 * rows):
@@ -773,25 +773,25 @@ class TestAdmission:
             assert batch is not None
             rows = batch.rows
             scheduler.record_ended(batch, 1)
-            taken.append(rows)
+            batch_rows.append(rows)
 
-        assert taken == [2, 4, 8, 16, 32]
+        assert batch_rows == [2, 4, 8, 16, 32]
 
     def test_a_size_whose_first_runs_were_delayed_by_a_stall_is_run_again(self) -> None:
         scheduler = scheduler_of(max_batch_rows=16, latency_target_us=8_000)
         learn_well(scheduler, dict.fromkeys((1, 2, 4, 8), 1_000_000))
-        now_ns, taken = 10 * REVIEW_NS, []
+        now_ns, batch_rows = 10 * REVIEW_NS, []
         for took_ns in (2_000_000_000, 2_000_000_000, 2_000_000, 2_000_000, 2_000_000):
             for _ in range(16):
                 target_of(scheduler, 8_000_000, now_ns)
             batch = scheduler.take(now_ns)
             assert batch is not None
-            taken.append(batch.rows)
+            batch_rows.append(batch.rows)
             now_ns += took_ns
             scheduler.learn(A, batch.rows, took_ns, now_ns)
             scheduler.record_ended(batch, now_ns)
 
-        assert taken == [16] * 5
+        assert batch_rows == [16] * 5
 
     def test_an_idle_server_that_seems_too_slow_probes_and_learns_that_it_is_not(self) -> None:
         scheduler = scheduler_of(latency_target_us=2_000)
@@ -837,18 +837,18 @@ class TestLateBeforeDecoding:
     def test_late_error_is_consistent_with_the_later_admission_check(self, keys: tuple[Key, ...]) -> None:
         scheduler = scheduler_of(max_queue_rows=10_000, latency_target_us=8_000)
         flat(scheduler, 1_000_000, *keys)
-        said = []
+        rejections = []
         for number in range(200):
             late, refused = scheduler.late_error(1, 1), False
             try:
                 target_of(scheduler, 8_000_000, key=keys[number % len(keys)])
             except InferError:
                 refused = True
-            said.append((late is not None, refused))
+            rejections.append((late is not None, refused))
 
-        assert (True, False) not in said
+        assert (True, False) not in rejections
         # with two Lanes the last place in one of them may be found when the body is decoded
-        assert said[-50:] == [(True, True)] * 50
+        assert rejections[-50:] == [(True, True)] * 50
 
     def test_late_error_is_recomputed_after_a_batch_is_taken_and_for_later_arrivals(self) -> None:
         scheduler = scheduler_of(latency_target_us=8_000)
@@ -946,25 +946,25 @@ class TestFastLanes:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
         scheduler.learn(A, 1, 90, 1)
         scheduler.add(fake_request(MODEL))
-        lane, seen = scheduler._lanes[A], []
+        lane, was_fast = scheduler._lanes[A], []
         for ns in (150, 190, 210, 150, 110, 90):
             for _ in range(64):
                 scheduler.learn(A, 1, ns, 1)
-            seen.append(lane.fast)
+            was_fast.append(lane.fast)
 
-        assert seen == [True, True, False, False, False, True]
+        assert was_fast == [True, True, False, False, False, True]
 
     def test_python_handling_time_does_not_count_against_a_fast_lane(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=64), CostModel(), fast_ns=100)
         scheduler.learn(A, 1, 90, 1)
         scheduler.add(fake_request(MODEL))
-        lane, seen = scheduler._lanes[A], []
+        lane, was_fast = scheduler._lanes[A], []
         for turn, handling_ns in enumerate((350, 150, 350)):
             for run in range(64):
                 scheduler.learn(A, 64, 400, (64 * turn + run) * REVIEW_NS, handling_ns)
-            seen.append(lane.fast)
+            was_fast.append(lane.fast)
 
-        assert seen == [True, False, True]
+        assert was_fast == [True, False, True]
 
     def test_a_lane_must_meet_the_lower_limit_after_its_model_gets_more_instances(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=250)

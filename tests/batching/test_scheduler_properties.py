@@ -348,7 +348,7 @@ def test_admission_is_exact_if_the_device_takes_the_predicted_time(
 def test_canceling_at_any_point_keeps_the_order_of_other_requests(steps: list[tuple[int, int, bool]]) -> None:
     scheduler = Scheduler(BatchPolicy(max_batch_rows=4, latency_target_us=1_000_000), ExactCosts(10, 1))
     waiting: list[InferRequest] = []
-    left: list[InferRequest] = []
+    remaining: list[InferRequest] = []
     for number, (rows, position, cancels) in enumerate(steps, 1):
         request = request_of(number, min(rows, 4), target_ns=1_000_000_000)
         scheduler.add(request)
@@ -357,14 +357,14 @@ def test_canceling_at_any_point_keeps_the_order_of_other_requests(steps: list[tu
             scheduler.remove(waiting.pop(position % len(waiting)))
         elif position % 3 == 0 and (batch := scheduler.take(number)) is not None:
             assert batch.requests == [each for each in waiting if each in batch.requests]
-            left += batch.requests
+            remaining += batch.requests
             waiting = [each for each in waiting if each not in batch.requests]
     while (batch := scheduler.take(len(steps))) is not None:
         assert batch.requests[0] is waiting[0]
-        left += batch.requests
+        remaining += batch.requests
         waiting = [each for each in waiting if each not in batch.requests]
 
     assert not waiting
-    assert len(set(map(id, left))) == len(left)
+    assert len(set(map(id, remaining))) == len(remaining)
     assert scheduler.request_count == 0
-    assert len(left) <= MAX_SKIPPED + len(steps)
+    assert len(remaining) <= MAX_SKIPPED + len(steps)

@@ -71,7 +71,7 @@ class Pair:
         return [float(run.inputs[0].flat[0]) for run in self.there.backends["sums"].runs if run.inputs[0] is not None]
 
     @property
-    def kept(self) -> int:
+    def stored_count(self) -> int:
         ensemble = self.there.engine.model("pair").ensemble
         return 0 if ensemble is None else len(ensemble.sequels)
 
@@ -89,7 +89,7 @@ async def test_a_request_that_overtook_another_of_its_sequence_waits_for_it(nest
         pair.first.set()
 
         assert values_of(await there.sink.holds(4)) == pair.came == [5, LATE, 2, 3]
-        assert pair.kept == 0
+        assert pair.stored_count == 0
         assert there.at_rest()
 
 
@@ -109,7 +109,7 @@ async def test_a_request_that_fails_in_an_earlier_step_releases_the_requests_wai
             " specify the START flag on the first request of the sequence"
         }
         assert pair.came == [5]
-        assert pair.kept == 0
+        assert pair.stored_count == 0
         assert there.at_rest()
 
 
@@ -126,5 +126,5 @@ async def test_a_canceled_request_releases_the_requests_waiting_for_it() -> None
         there.engine.cancel(first)
 
         assert values_of(await there.sink.holds(3)) == pair.came == [5, 2, 3]
-        assert pair.kept == 0
+        assert pair.stored_count == 0
         pair.first.set()

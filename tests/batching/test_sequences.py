@@ -246,11 +246,15 @@ class TestAdmission:
         with pytest.raises(InferError, match="must specify a non-zero or non-empty correlation ID"):
             scheduler_of(OLDEST).add(request_of(0, sequence=None))
 
-    @pytest.mark.parametrize(("datatype", "identity", "given"), [("BYTES", 1, "UINT64"), ("INT32", "a", "BYTES")])
-    def test_an_id_must_have_the_datatype_of_the_control(self, datatype: str, identity: int | str, given: str) -> None:
+    @pytest.mark.parametrize(("datatype", "identity", "id_datatype"), [("BYTES", 1, "UINT64"), ("INT32", "a", "BYTES")])
+    def test_an_id_must_have_the_datatype_of_the_control(
+        self, datatype: str, identity: int | str, id_datatype: str
+    ) -> None:
         scheduler = scheduler_of(replace(OLDEST, controls=(Control("c", "corrid", datatype),)))
 
-        with pytest.raises(InferError, match=f"control 'c' data-type is '{given}', but model 'm' expects '{datatype}'"):
+        with pytest.raises(
+            InferError, match=f"control 'c' data-type is '{id_datatype}', but model 'm' expects '{datatype}'"
+        ):
             add(scheduler, identity, "s")
 
     def test_a_sequence_must_start_again_after_its_end_was_received(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +52,12 @@ def add_up(inputs: list[Any]) -> list[Any]:
     return [total, total.astype(np.float32)]
 
 
+def append(inputs: list[Any]) -> list[Any]:
+    x, cache = inputs
+    longer = np.concatenate([cache, x], axis=1)
+    return [longer.sum(axis=1, keepdims=True), longer]
+
+
 @dataclass
 class Served:
     engine: Engine
@@ -68,17 +74,18 @@ class Served:
         return asyncio.create_task(self.infer(value, identity, flags))
 
     @property
-    def left(self) -> int:
+    def instance_count(self) -> int:
         scheduler = self.model.scheduler
         return len(scheduler.sequences or ()) + scheduler.request_count + self.model.inflight
 
 
 @asynccontextmanager
 async def served(
-    sequence: SequenceSpec = SEQUENCE, rows: int = 2, executor: str = "thread", count: int = 1
-) -> AsyncIterator[Served]:
-    gate = Gate(add_up)
-    backend = FakeBackend(GRAPH, gate)
+    sequence: SequenceSpec = SEQUENCE, rows: int = 2, executor: str = "thread", count: int = 1,
+    graph: Signature = GRAPH, function: Callable[[list[Any]], list[Any]] = add_up,
+) -> AsyncIterator[Served]:  # fmt: skip
+    gate = Gate(function)
+    backend = FakeBackend(graph, gate)
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
     policy = BatchPolicy(max_batch_rows=rows, executor=executor)
     model = await engine.load(
@@ -108,44 +115,58 @@ class TestRunning:
     @pytest.mark.parametrize("direct", [True, False])
     async def test_each_sequence_accumulates_its_own_state(self, direct: bool, executor: str) -> None:
         async with served(replace(SEQUENCE, direct=direct), executor=executor) as it:
-            asked = [it.ask(10 * i + j, i, flags) for j, flags in enumerate(("s", "", "e")) for i in (1, 2, 3, 4)]
-            answers = await asyncio.gather(*asked)
+            calls = [it.ask(10 * i + j, i, flags) for j, flags in enumerate(("s", "", "e")) for i in (1, 2, 3, 4)]
+            answers = await asyncio.gather(*calls)
 
             assert answers == [10, 20, 30, 40, 21, 41, 61, 81, 33, 63, 93, 123]
-            assert it.left == 0
+            assert it.instance_count == 0
+
+    @pytest.mark.parametrize("direct", [True, False])
+    async def test_a_state_may_begin_without_elements_as_the_cache_of_a_decoder_does(self, direct: bool) -> None:
+        row, free = TensorSpec("x", "FP32", COLUMN), (-1, -1)
+        graph = Signature(
+            (row, TensorSpec("past", "FP32", free)), (replace(row, name="y"), TensorSpec("present", "FP32", free))
+        )
+        cache = State("past", "present", "FP32", (-1,), initial_shape=(0,))
+        sequence = SequenceSpec(direct=direct, states=(cache,))
+        async with served(sequence, rows=4, graph=graph, function=append) as it:
+            asked = [it.ask(10 * i + j, i, flags) for j, flags in enumerate(("s", "", "e")) for i in (1, 2, 3)]
+            answers = await asyncio.gather(*asked)
+
+            assert answers == [10, 20, 30, 21, 41, 61, 33, 63, 93]
 
     async def test_sequences_are_removed_when_their_model_is_unloaded(self) -> None:
         async with served() as it:
             await it.infer(1, 9, "s")
-            assert it.left == 1
+            assert it.instance_count == 1
 
             await it.engine.unload("m", 1)
 
-            assert it.left == 0
+            assert it.instance_count == 0
 
     async def test_a_failed_request_leaves_the_state_of_its_sequence_unchanged(self) -> None:
         async with served() as it:
             it.gate.close()
             first = it.ask(1, 9, "s")
             await it.gate.entered()
-            asked = [it.ask(5, 1, "s"), it.ask(GUILTY, 1), it.ask(6, 1, "e"), it.ask(7, 9, "e")]
+            calls = [it.ask(5, 1, "s"), it.ask(GUILTY, 1), it.ask(6, 1, "e"), it.ask(7, 9, "e")]
             it.gate.open()
-            answers = await asyncio.gather(first, *asked, return_exceptions=True)
+            answers = await asyncio.gather(first, *calls, return_exceptions=True)
 
             assert [str(answer) for answer in answers] == ["1.0", "5.0", "a guilty row", "11.0", "8.0"]
-            assert it.left == 0
+            assert it.instance_count == 0
 
     async def test_a_failed_batch_is_retried_in_parts_at_the_same_rows(self) -> None:
         async with served(rows=3) as it:
             for identity in (1, 2, 3):
                 await it.infer(identity, identity, "s")
             it.gate.close()
-            asked = [it.ask(0, 1)]
+            calls = [it.ask(0, 1)]
             await it.gate.entered()
-            asked += [it.ask(value, identity) for identity, value in ((2, GUILTY), (3, 5))]
-            await come(asked[-1])
+            calls += [it.ask(value, identity) for identity, value in ((2, GUILTY), (3, 5))]
+            await come(calls[-1])
             it.gate.open()
-            answers = await asyncio.gather(*asked, return_exceptions=True)
+            answers = await asyncio.gather(*calls, return_exceptions=True)
 
             assert [str(answer) for answer in answers] == ["1.0", "a guilty row", "8.0"]
             (ready,) = [run.inputs[2].ravel().tolist() for run in it.backend.runs[-1:] if run.inputs[2] is not None]
@@ -183,7 +204,7 @@ class TestLeaving:
             assert it.model.statistics.snapshot().failures[CANCELED] == 2
             with pytest.raises(InferError, match="must specify the START flag"):
                 await it.infer(1, 1)
-            assert it.left == 0
+            assert it.instance_count == 0
 
     async def test_a_waiting_sequence_is_served_when_an_active_one_is_canceled(self) -> None:
         async with served(rows=1) as it:
@@ -197,7 +218,7 @@ class TestLeaving:
             it.gate.open()
 
             assert [await first, await other] == [1, 5]
-            assert it.left == 0
+            assert it.instance_count == 0
 
     async def test_a_timeout_of_a_waiting_sequence_ends_the_whole_sequence(self) -> None:
         async with served(rows=1) as it:
@@ -212,7 +233,7 @@ class TestLeaving:
                 await forever
             assert await it.infer(2, 1, "e", deadline_ns=1) == 3
             assert it.model.statistics.snapshot().failures[REJECTED] == 2
-            assert it.left == 0
+            assert it.instance_count == 0
 
     async def test_an_idle_sequence_is_forgotten_and_its_slot_is_reused(self, executor: str) -> None:
         async with served(replace(SEQUENCE, idle_us=20_000), rows=1, executor=executor) as it:
@@ -222,20 +243,20 @@ class TestLeaving:
             assert await it.infer(5, 2, "se") == 5
 
             assert loop.time() - before > 0.01
-            assert it.left == 0
+            assert it.instance_count == 0
 
     async def test_accepted_requests_are_finished_when_the_engine_stops(self) -> None:
         async with served() as it:
             it.gate.close()
-            asked = [it.ask(1, 1, "s")]
+            calls = [it.ask(1, 1, "s")]
             await it.gate.entered()
-            asked += [it.ask(2, 1), it.ask(3, 1, "e")]
-            await come(asked[-1])
+            calls += [it.ask(2, 1), it.ask(3, 1, "e")]
+            await come(calls[-1])
             stopping = asyncio.create_task(it.engine.stop(PATIENCE_S))
             await asyncio.sleep(0)
             it.gate.open()
 
-            assert [await each for each in asked] == [1, 3, 6]
+            assert [await each for each in calls] == [1, 3, 6]
             assert await stopping == 0
 
     async def test_requests_left_when_the_engines_time_is_up_are_dropped(self) -> None:
@@ -275,7 +296,7 @@ async def test_remaining_requests_of_a_sequence_run_on_other_instances_when_one_
     async with served(replace(SEQUENCE, direct=False), rows=1, count=2) as it:
         model = it.model
         it.backend.function = wait
-        asked = [it.ask(10, 1, "s"), it.ask(20, 2, "s"), it.ask(1, 1, "e"), it.ask(1, 2, "e")]
+        calls = [it.ask(10, 1, "s"), it.ask(20, 2, "s"), it.ask(1, 1, "e"), it.ask(1, 2, "e")]
         stays, goes = model.instances
         while asleep(stays) or asleep(goes):  # noqa: ASYNC110 - an Instance that goes to work has no event
             await asyncio.sleep(0)
@@ -291,4 +312,4 @@ async def test_remaining_requests_of_a_sequence_run_on_other_instances_when_one_
         second.set()
 
         async with asyncio.timeout(PATIENCE_S):
-            assert await asyncio.gather(*asked) == [10, 20, 11, 21]
+            assert await asyncio.gather(*calls) == [10, 20, 11, 21]

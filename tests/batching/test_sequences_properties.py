@@ -22,7 +22,7 @@ IDLE_US = 1
 IDLE_NS = IDLE_US * 1000
 
 
-class Told:
+class ModelSequence:
     """One sequence as the test sees it: its requests in order, and how far they have come."""
 
     def __init__(self, identity: int | str) -> None:
@@ -62,9 +62,9 @@ class SequencesMachine(RuleBasedStateMachine):
         self.sequences = Sequences("m", spec, rows, instances, model_keeps_state=remembers)
         self.scheduler = Scheduler(policy, CostModel(), 0, instances, self.sequences)
         self.now_ns = 1
-        self.told: list[Told] = []
+        self.model_sequences: list[ModelSequence] = []
         self.running: list[Batch] = []
-        self.gone: list[InferRequest] = []
+        self.ended: list[InferRequest] = []
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class SequencesMachine(RuleBasedStateMachine):
         request.enqueued_ns = request.start_ns = self.now_ns
         request.deadline_ns = self.now_ns + timeout_ns if timeout_ns else 0
         request.sequence = InSequence(identity, start, not end)
-        one = next((one for one in self.told if one.open and one.id == identity), None)
+        one = next((one for one in self.model_sequences if one.open and one.id == identity), None)
         refusal = None
         try:
             self.scheduler.add(request)
@@ -106,13 +106,13 @@ class SequencesMachine(RuleBasedStateMachine):
             return
         assert one is not None or start
         if one is None:
-            one = Told(identity)
-            self.told.append(one)
+            one = ModelSequence(identity)
+            self.model_sequences.append(one)
         one.waiting.append(request)
         one.open = not request.sequence.end
 
     def _in_queue(self) -> int:
-        return sum(len(one.waiting) for one in self.told)
+        return sum(len(one.waiting) for one in self.model_sequences)
 
     @precondition(lambda self: len(self.running) < self.instances)
     @rule(passed_ns=st.integers(0, 500))
@@ -157,7 +157,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 30))
     def cancel(self, which: int) -> None:
-        waiting = [request for one in self.told for request in one.waiting]
+        waiting = [request for one in self.model_sequences for request in one.waiting]
         if not waiting:
             return
         request = waiting[which % len(waiting)]
@@ -201,31 +201,31 @@ class SequencesMachine(RuleBasedStateMachine):
         self._tidy()
 
     def _forget_idle(self) -> None:
-        for one in self.told:
+        for one in self.model_sequences:
             if one.open and not one.waiting and one.running is None and self.now_ns >= one.idle_since_ns + IDLE_NS:
                 one.open = False
         self._tidy()
 
     def _tidy(self) -> None:
-        self.told = [one for one in self.told if not one.over]
+        self.model_sequences = [one for one in self.model_sequences if not one.over]
 
-    def _owner(self, request: InferRequest) -> Told:
-        return next(one for one in self.told if request in one.waiting or one.running is request)
+    def _owner(self, request: InferRequest) -> ModelSequence:
+        return next(one for one in self.model_sequences if request in one.waiting or one.running is request)
 
-    def _placed(self) -> list[Told]:
+    def _placed(self) -> list[ModelSequence]:
         """First come, first served: the oldest sequences have the slots."""
-        return [one for one in self.told if self._real(one) >= 0]
+        return [one for one in self.model_sequences if self._real(one) >= 0]
 
-    def _real(self, one: Told) -> int:
+    def _real(self, one: ModelSequence) -> int:
         request = one.running or (one.waiting[0] if one.waiting else None)
         return 0 if request is None else request.active_sequence.row
 
     @invariant()
     def counters_match_the_waiting_requests(self) -> None:
-        waiting = [request for one in self.told for request in one.waiting]
+        waiting = [request for one in self.model_sequences for request in one.waiting]
         assert self.scheduler.request_count == self.scheduler.rows == len(waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in waiting)
-        assert len(self.sequences) == len(self.told)
+        assert len(self.sequences) == len(self.model_sequences)
         backlog = [request for request in waiting if request.active_sequence.row < 0]
         assert self.sequences.backlog_requests == len(backlog)
         assert self.sequences.backlog_bytes == sum(request.nbytes for request in backlog)
@@ -234,7 +234,7 @@ class SequencesMachine(RuleBasedStateMachine):
     def slots_are_never_shared_and_are_given_in_order(self) -> None:
         busy = [
             request.active_sequence
-            for one in self.told
+            for one in self.model_sequences
             for request in (one.running, *one.waiting)
             if request is not None
         ]
@@ -246,10 +246,10 @@ class SequencesMachine(RuleBasedStateMachine):
             # only one sequence of an id has a slot, and others overtake those that wait for it
             ids = [each.id for each in self.sequences._active if each.row >= 0]
             assert len(set(ids)) == len(ids)
-            able = [one for one in self.told if self._real(one) < 0 and one.id not in ids]
+            able = [one for one in self.model_sequences if self._real(one) < 0 and one.id not in ids]
             assert not able or len(here) == self.slots
             return
-        waits = [self._real(one) < 0 for one in self.told]
+        waits = [self._real(one) < 0 for one in self.model_sequences]
         assert waits == sorted(waits)
         if True in waits:
             assert len(here) == self.slots
@@ -263,7 +263,7 @@ class SequencesMachine(RuleBasedStateMachine):
         for _ in range(1000):
             self._pass(2 * IDLE_NS)
             self.take(0)
-            if not self.running and not self.told:
+            if not self.running and not self.model_sequences:
                 break
             while self.running:
                 self.finish(0, 0)

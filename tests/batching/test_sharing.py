@@ -90,11 +90,11 @@ class TestTurns:
         with opened(doors, device) as one, opened(list, device, count=2) as other, opened(list, device) as third:
             one.add()
             doors.wait_in()
-            taken = other.add()
+            batch = other.add()
             other.add()  # wakes the second Instance, which will find nothing: the first takes all
             last = third.add()
             doors.let_out()
-            other.ended(taken)
+            other.ended(batch)
             third.ended(last)
 
     def test_a_turn_requested_for_a_canceled_request_passes_to_another_model(self, device: Device) -> None:
@@ -102,9 +102,9 @@ class TestTurns:
         with opened(doors, device) as one, opened(list, device) as other, opened(list, device) as third:
             one.add()
             doors.wait_in()
-            (gone,) = other.add()
+            (canceled,) = other.add()
             with other.model.lock:
-                other.model.scheduler.remove(gone)
+                other.model.scheduler.remove(canceled)
             last = third.add()
             doors.let_out()
             third.ended(last)
@@ -168,13 +168,13 @@ class TestTurns:
     def test_a_batchs_run_time_is_limited_only_while_other_models_wait(
         self, device: Device, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked: list[float] = []
+        limits_ns: list[float] = []
         doors = Doors()
         with opened(doors, device) as one, opened(list, device) as other:
             take = one.model.scheduler.take
 
             def note(now_ns: int, max_run_ns: float = 0, **more: Any) -> Batch | None:
-                asked.append(max_run_ns)
+                limits_ns.append(max_run_ns)
                 return take(now_ns, max_run_ns, **more)
 
             monkeypatch.setattr(one.model.scheduler, "take", note)
@@ -185,7 +185,7 @@ class TestTurns:
             doors.let_out(2)
             other.ended(requests)
 
-        assert asked[0] == 0
+        assert limits_ns[0] == 0
 
     def test_every_request_is_answered_under_many_threads(self, device: Device) -> None:
         dice = random.Random(4)
@@ -230,10 +230,10 @@ class Reopening:
     function: Function
     failures: int = 0
     backends: list[FakeBackend] = field(default_factory=list)
-    asked: int = 0
+    load_count: int = 0
 
     def __call__(self, position: int) -> FakeBackend:
-        self.asked += 1
+        self.load_count += 1
         if self.failures > 0:
             self.failures -= 1
             raise InferError(Code.INTERNAL, "no device")
@@ -266,7 +266,7 @@ class TestLostDevice:
             house.ended(requests)
 
             assert [request.error for request in requests] == [None, None]
-            assert reopen.asked == 1
+            assert reopen.load_count == 1
             assert house.model.event_counts["instances_replaced"] == 2
 
     def test_a_request_whose_run_loses_the_device_twice_fails_alone(self, device: Device) -> None:
@@ -279,7 +279,7 @@ class TestLostDevice:
             assert [request.error and request.error.message for request in requests] == ["CUDA failure 700", None, None]
             assert requests[0].error is not None
             assert requests[0].error.retry_after_ns < 0  # a client that repeats it would end the model again
-            assert reopen.asked == 2
+            assert reopen.load_count == 2
             assert house.model.healthy
 
     def test_a_request_running_when_the_device_was_removed_is_retried_once_more(self, device: Device) -> None:
@@ -290,7 +290,7 @@ class TestLostDevice:
             house.ended(requests)
 
             assert [request.error for request in requests] == [None] * 3
-            assert reopen.asked == 2
+            assert reopen.load_count == 2
 
     def test_a_request_running_when_the_device_was_removed_is_retried_at_most_once(self, device: Device) -> None:
         losing = Losing(3, kind=DeviceRemoved)
@@ -313,7 +313,7 @@ class TestLostDevice:
             house.ended(requests)
 
             assert [request.error is None for request in requests] == [True, True, False, True, True]
-            assert reopen.asked == 2
+            assert reopen.load_count == 2
 
     def test_reloading_stops_after_a_maximum_number_of_consecutive_losses(self, device: Device) -> None:
         losing = Losing(1 << 30)
@@ -323,7 +323,7 @@ class TestLostDevice:
             house.ended(requests)
 
             assert all(request.error is not None for request in requests)
-            assert reopen.asked == reload_backoff.MAX_LOSSES - 1
+            assert reopen.load_count == reload_backoff.MAX_LOSSES - 1
             assert not house.model.healthy
 
     def test_a_model_that_cannot_be_reloaded_is_unhealthy_and_fails_requests_with_the_reason(
@@ -355,7 +355,7 @@ class TestLostDevice:
             house.ended(last)
 
         assert last[0].error is None
-        assert reopen.asked == 4
+        assert reopen.load_count == 4
 
     def test_a_backend_lost_again_before_it_is_bound_is_reloaded_once_more(self, device: Device) -> None:
         class Brief(FakeBackend):
@@ -373,8 +373,8 @@ class TestLostDevice:
         self, device: Device, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Telling(Waiting):
-            def on_loss(self, told: Callable[[], None]) -> None:
-                self.told = told
+            def on_loss(self, callback: Callable[[], None]) -> None:
+                self.callback = callback
 
         reopen = Reopening(list)
         with opened(list, Device(2), count=2, reopen=reopen, kind=Telling) as house:
@@ -382,14 +382,14 @@ class TestLostDevice:
             assert isinstance(backend, Telling)
             counted = threading.Semaphore(0)
             monkeypatch.setattr(house.model, "count_event", lambda _: counted.release())
-            backend.told()
+            backend.callback()
             assert all(counted.acquire(timeout=PATIENCE_S) for _ in range(2))
-            backend.told()  # about a backend that they no longer use
+            backend.callback()  # about a backend that they no longer use
             requests = house.add(2)
             house.ended(requests)
 
             assert [request.error for request in requests] == [None, None]
-            assert reopen.asked == 1
+            assert reopen.load_count == 1
             assert backend.closed
 
     def test_the_other_instances_serve_while_one_cannot_be_reloaded(self) -> None:
@@ -470,7 +470,7 @@ class TestLostDevice:
             house.model.restore_loop_binding()
 
             assert (held, house.backends[0].closed) == (False, True)
-            assert reopen.asked == 1
+            assert reopen.load_count == 1
         assert reopen.backends[0].closed
 
 

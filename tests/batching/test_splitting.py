@@ -81,8 +81,8 @@ async def house(function: Function = same, executor: str = "thread", **policy: A
     gate = Gate(function)
     backend = FakeBackend(GRAPH, gate)
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
-    said = BatchPolicy(max_batch_rows=MOST, split=True, executor=executor, **policy)
-    model = await engine.load(ModelSpec("m", 1, Path("m"), "fake", policy=said))
+    batch_policy = BatchPolicy(max_batch_rows=MOST, split=True, executor=executor, **policy)
+    model = await engine.load(ModelSpec("m", 1, Path("m"), "fake", policy=batch_policy))
     backend.runs.clear()
     try:
         yield House(engine, model, backend, gate, ListSink())
@@ -105,33 +105,33 @@ def code(request: InferRequest) -> Code | None:
 @given(st.integers(1, 40), st.integers(1, 9))
 @settings(deadline=None)
 def test_parts_are_views_that_hold_every_row_once_in_order(rows: int, most: int) -> None:
-    whole = fake_request(fake_model(), rows)
+    request = fake_request(fake_model(), rows)
     array = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
-    whole.inputs, whole.nbytes = [array, None], array.nbytes
-    whole.deadline_ns, whole.target_ns, whole.start_ns, whole.enqueued_ns, whole.id = 5, 6, 1, 2, "r"
-    parts = split(whole, most, lambda _: None)
+    request.inputs, request.nbytes = [array, None], array.nbytes
+    request.deadline_ns, request.target_ns, request.start_ns, request.enqueued_ns, request.id = 5, 6, 1, 2, "r"
+    parts = split(request, most, lambda _: None)
 
     inputs = [part.inputs[0] for part in parts]
-    assert whole.parts == parts
+    assert request.parts == parts
     assert all(each is not None and each.base is not None and 1 <= len(each) <= most for each in inputs)
     assert np.concatenate([each for each in inputs if each is not None]).tolist() == array.tolist()
     assert [part.rows for part in parts] == [len(each) for each in inputs if each is not None]
     assert all(part.inputs[1] is None for part in parts)
     assert {(p.deadline_ns, p.target_ns, p.start_ns, p.enqueued_ns, p.id, p.key) for p in parts} == {
-        (5, 6, 1, 2, "r", whole.key)
+        (5, 6, 1, 2, "r", request.key)
     }
-    assert sum(part.nbytes for part in parts) <= whole.nbytes
+    assert sum(part.nbytes for part in parts) <= request.nbytes
 
 
 class TestJoining:
     def parts(self, *, rows: int = 6) -> tuple[InferRequest, list[InferRequest], ListSink, list[InferRequest]]:
         sink = ListSink()
         cancelled: list[InferRequest] = []
-        whole = fake_request(fake_model(), rows, sink=sink)
-        return whole, split(whole, MOST // 2, cancelled.append), sink, cancelled
+        request = fake_request(fake_model(), rows, sink=sink)
+        return request, split(request, MOST // 2, cancelled.append), sink, cancelled
 
     def test_a_split_request_is_delivered_after_its_last_part_in_any_order_of_parts(self) -> None:
-        whole, parts, sink, _ = self.parts()
+        request, parts, sink, _ = self.parts()
         for number, part in enumerate(parts):
             part.outputs = [np.full((2, 4), number), [number, number]]
         for part in (parts[2], parts[0]):
@@ -139,33 +139,33 @@ class TestJoining:
         assert sink.requests == []
         parts[1].sink.deliver([parts[1]])
 
-        assert sink.requests == [whole]
-        assert whole.outputs is not None
-        assert (numbers(whole), whole.outputs[1]) == ([0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2])
+        assert sink.requests == [request]
+        assert request.outputs is not None
+        assert (numbers(request), request.outputs[1]) == ([0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2])
 
     def test_the_first_error_of_a_part_ends_the_request_and_later_parts_change_nothing(self) -> None:
-        whole, parts, sink, cancelled = self.parts()
+        request, parts, sink, cancelled = self.parts()
         for part, text in zip(parts[:2], ("first", "second"), strict=True):
             part.error = InferError(Code.INTERNAL, text)
             part.sink.deliver([part])
         parts[2].outputs = [np.zeros((2, 4))]
         parts[2].sink.deliver([parts[2]])
 
-        assert sink.requests == [whole]
-        assert whole.error is parts[0].error
-        assert whole.outputs is None
+        assert sink.requests == [request]
+        assert request.error is parts[0].error
+        assert request.outputs is None
         assert cancelled == parts
 
     def test_part_outputs_that_cannot_be_joined_are_an_internal_error(self) -> None:
-        whole, parts, sink, _ = self.parts()
+        request, parts, sink, _ = self.parts()
         for number, part in enumerate(parts):
             part.outputs = [np.zeros((2, number))]
         parts[0].sink.deliver(parts)
 
-        assert sink.requests == [whole]
-        assert whole.error is not None
-        assert whole.error.code is Code.INTERNAL
-        assert whole.error.message.startswith("the outputs of 'm' for the parts of 6 rows cannot be joined: ")
+        assert sink.requests == [request]
+        assert request.error is not None
+        assert request.error.code is Code.INTERNAL
+        assert request.error.message.startswith("the outputs of 'm' for the parts of 6 rows cannot be joined: ")
 
 
 @pytest.mark.anyio
@@ -222,8 +222,8 @@ class TestServing:
     async def test_without_splitting_a_request_larger_than_a_batch_is_rejected(self) -> None:
         backend = FakeBackend(GRAPH, same)
         engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
-        said = BatchPolicy(max_batch_rows=MOST, executor="thread")
-        model = await engine.load(ModelSpec("m", 1, Path("m"), "fake", policy=said))
+        batch_policy = BatchPolicy(max_batch_rows=MOST, executor="thread")
+        model = await engine.load(ModelSpec("m", 1, Path("m"), "fake", policy=batch_policy))
         with pytest.raises(InferError) as caught:
             await engine.infer(model, [np.ones((5, 4), np.float32)])
         await engine.stop(1.0)
@@ -247,24 +247,24 @@ class TestServing:
     async def test_a_failed_part_fails_the_request_once_and_cancels_its_waiting_parts(self) -> None:
         async with house() as place:
             await place.busy()
-            whole = place.submit(11, GUILTY)
+            request = place.submit(11, GUILTY)
             other = place.submit(1, 7.0)
             place.gate.open()
             delivered = await place.sink.holds(3)
             await place.engine.stop(1.0)
 
-            assert code(whole) is Code.INVALID
+            assert code(request) is Code.INVALID
             assert numbers(other) == [7]
-            assert delivered.count(whole) == 1
+            assert delivered.count(request) == 1
             assert place.engine.inflight == 0
             assert place.failures[BACKEND] == 1
 
     async def test_canceling_a_split_request_cancels_its_parts_and_delivers_nothing(self) -> None:
         async with house() as place:
             first = await place.busy()
-            whole = place.submit(9)
-            place.engine.cancel(whole)
-            place.engine.cancel(whole)
+            request = place.submit(9)
+            place.engine.cancel(request)
+            place.engine.cancel(request)
 
             assert place.model.waiting_rows == 0
             assert place.failures[CANCELED] == 3
@@ -275,10 +275,10 @@ class TestServing:
     async def test_a_split_request_canceled_while_a_part_runs_is_not_delivered(self) -> None:
         async with house() as place:
             place.gate.close()
-            whole = place.submit(9)
+            request = place.submit(9)
             await place.gate.entered()
-            place.engine.cancel(whole)
-            assert whole.parts is None  # so that no running part delivers it
+            place.engine.cancel(request)
+            assert request.parts is None  # so that no running part delivers it
             last = place.submit(1, 5.0)
             place.gate.open()
 
@@ -289,10 +289,10 @@ class TestServing:
         async with house() as place:
             await place.busy()
             now_ns = asyncio.get_running_loop().time() * 1e9
-            whole = place.submit(9, timeout_ns=int(now_ns) + 2_000_000)
-            assert await place.sink.holds(1) == [whole]
+            request = place.submit(9, timeout_ns=int(now_ns) + 2_000_000)
+            assert await place.sink.holds(1) == [request]
 
-            assert code(whole) is Code.EXPIRED
+            assert code(request) is Code.EXPIRED
             assert place.failures[REJECTED] + place.failures[CANCELED] == 3
             place.gate.open()
             assert len(await place.sink.holds(2)) == 2
@@ -300,13 +300,13 @@ class TestServing:
     async def test_a_stopping_server_drops_a_split_request_once(self) -> None:
         async with house() as place:
             await place.busy()
-            whole = place.submit(9)
+            request = place.submit(9)
             stopping = asyncio.create_task(place.engine.stop(0.0))
             await stopping
             place.gate.open()
 
-            assert place.sink.requests.count(whole) == 1
-            assert code(whole) is Code.NOT_READY
+            assert place.sink.requests.count(request) == 1
+            assert code(request) is Code.NOT_READY
 
 
 @pytest.mark.anyio
@@ -323,10 +323,10 @@ async def test_every_request_of_any_size_gets_its_own_rows() -> None:
 
 
 def test_a_canceled_split_request_ignores_the_results_of_its_parts() -> None:
-    whole = fake_request(fake_model(), 4, sink=NoSink())
-    parts = split(whole, 2, lambda _: None)
-    whole.parts = None
+    request = fake_request(fake_model(), 4, sink=NoSink())
+    parts = split(request, 2, lambda _: None)
+    request.parts = None
 
     parts[0].sink.deliver(parts)
 
-    assert whole.outputs is None
+    assert request.outputs is None

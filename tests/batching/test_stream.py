@@ -95,13 +95,13 @@ def test_reading_many_available_answers_yields_to_the_event_loop() -> None:
 
 def test_has_next_reports_whether_an_answer_is_available_without_a_loop_turn() -> None:
     async def scene() -> None:
-        answers, said = AnswerStream(), []
+        answers, availability = AnswerStream(), []
         for value in range(MAX_TAKEN_PER_TURN + 2):
             answers.send(answer_of(value))
         for _ in range(MAX_TAKEN_PER_TURN + 2):
             await answers.next()
-            said.append(answers.has_next)
-        assert said == [*[True] * (MAX_TAKEN_PER_TURN - 2), False, True, True, False]
+            availability.append(answers.has_next)
+        assert availability == [*[True] * (MAX_TAKEN_PER_TURN - 2), False, True, True, False]
 
     asyncio.run(scene())
 
@@ -130,12 +130,12 @@ def test_the_size_of_an_answer_is_the_memory_it_takes() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        kept = [small() for _ in range(10_000)]
-        taken = tracemalloc.get_traced_memory()[0] - before
+        answers = [small() for _ in range(10_000)]
+        allocated = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
 
-    assert taken <= sum(map(answer_bytes, kept)) <= 1.5 * taken
+    assert allocated <= sum(map(answer_bytes, answers)) <= 1.5 * allocated
 
 
 def test_the_size_of_an_answer_includes_its_strings() -> None:

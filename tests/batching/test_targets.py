@@ -65,16 +65,16 @@ def rejected(model: Model) -> int:
 
 
 @pytest.mark.parametrize(
-    ("asked_ns", "given_ns"), [(0, TARGET_NS), (1_000_000_000, 1_000_000_000), (2 * TARGET_NS, TARGET_NS)]
+    ("own_target_ns", "target_ns"), [(0, TARGET_NS), (1_000_000_000, 1_000_000_000), (2 * TARGET_NS, TARGET_NS)]
 )
-async def test_a_request_has_the_models_target_unless_its_own_is_earlier(asked_ns: int, given_ns: int) -> None:
+async def test_a_request_has_the_models_target_unless_its_own_is_earlier(own_target_ns: int, target_ns: int) -> None:
     async with serving() as (engine, model, _):
         request = fake_request(model, sink=ListSink())
         request.start_ns = time.monotonic_ns()
-        request.target_ns = request.start_ns + asked_ns if asked_ns else 0
+        request.target_ns = request.start_ns + own_target_ns if own_target_ns else 0
         engine.submit(request)
 
-        assert request.target_ns == request.start_ns + given_ns
+        assert request.target_ns == request.start_ns + target_ns
 
 
 async def test_time_in_the_socket_counts_toward_the_target_but_not_toward_the_duration(

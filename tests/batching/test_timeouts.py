@@ -52,11 +52,11 @@ def test_a_request_may_shorten_the_timeout_of_its_level_if_the_policy_allows_it(
 
 
 @pytest.mark.parametrize(
-    ("levels", "default", "said", "level"),
+    ("levels", "default", "priority", "level"),
     [(0, 0, 0, 0), (0, 0, 5, 0), (3, 2, 0, 2), (3, 2, 1, 1), (3, 2, 3, 3), (3, 2, 4, 2), (3, 2, 2**64 - 1, 2)],
 )
-def test_a_nonexistent_level_is_replaced_by_the_default(levels: int, default: int, said: int, level: int) -> None:
-    assert level_of(BatchPolicy(priority_levels=levels, default_priority=default), said) == level
+def test_a_nonexistent_level_is_replaced_by_the_default(levels: int, default: int, priority: int, level: int) -> None:
+    assert level_of(BatchPolicy(priority_levels=levels, default_priority=default), priority) == level
 
 
 @pytest.mark.parametrize(

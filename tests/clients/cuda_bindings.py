@@ -28,10 +28,10 @@ class Pointed:
     """An object whose address cuda-python returns."""
 
     def __init__(self, raw: bytes = b"") -> None:
-        self._kept = ctypes.create_string_buffer(raw, max(len(raw), 1))
+        self._buffer = ctypes.create_string_buffer(raw, max(len(raw), 1))
 
     def getPtr(self) -> int:  # noqa: N802 - NVIDIA's word
-        return ctypes.addressof(self._kept)
+        return ctypes.addressof(self._buffer)
 
 
 class Bindings:
@@ -110,12 +110,12 @@ class Driver:
 def cuda_shared_memory(runtime: Runtime) -> Iterator[Any]:
     """Import tritonclient's utilities for CUDA shared memory on top of a Runtime; forget them afterwards."""
     name = "tritonclient.utils.cuda_shared_memory"
-    made: dict[str, Any] = {"cuda": ModuleType("cuda"), "cuda.bindings": ModuleType("cuda.bindings")}
-    made["cuda.bindings.runtime"], made["cuda.bindings.driver"] = Bindings(runtime), Driver()
-    made["cuda"].bindings = made["cuda.bindings"]
-    made["cuda.bindings"].runtime, made["cuda.bindings"].driver = list(made.values())[2:]
-    before = {each: sys.modules.get(each) for each in (*made, name, name + "._utils")}
-    sys.modules.update(made)
+    modules: dict[str, Any] = {"cuda": ModuleType("cuda"), "cuda.bindings": ModuleType("cuda.bindings")}
+    modules["cuda.bindings.runtime"], modules["cuda.bindings.driver"] = Bindings(runtime), Driver()
+    modules["cuda"].bindings = modules["cuda.bindings"]
+    modules["cuda.bindings"].runtime, modules["cuda.bindings"].driver = list(modules.values())[2:]
+    before = {each: sys.modules.get(each) for each in (*modules, name, name + "._utils")}
+    sys.modules.update(modules)
     try:
         yield importlib.import_module(name)
     finally:

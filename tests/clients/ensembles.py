@@ -22,11 +22,11 @@ def step(model: str, inputs: Pairs, outputs: Pairs, version: int = -1) -> str:
 
 def config(
     name: str, inputs: Sequence[str], outputs: Sequence[str], steps: Sequence[str], *, rows: int = 8,
-    datatype: str = "TYPE_FP32", given: str = "TYPE_FP32",
+    datatype: str = "TYPE_FP32", input_type: str = "TYPE_FP32",
 ) -> str:  # fmt: skip
     """Write an ensemble's config.pbtxt."""
     lines = [f'name: "{name}"', 'platform: "ensemble"', f"max_batch_size: {rows}"]
-    for side, names, kind in (("input", inputs, given), ("output", outputs, datatype)):
+    for side, names, kind in (("input", inputs, input_type), ("output", outputs, datatype)):
         lines += [f'{side} {{ name: "{each}" data_type: {kind} dims: [ {WIDTH} ] }}' for each in names]
     return "\n".join([*lines, f"ensemble_scheduling {{ step [ {', '.join(steps)} ] }}", ""])
 
@@ -68,12 +68,12 @@ OUTER = config(
 WORDS = config(
     "words", ["in"], ["out"],
     [step("number", [("x", "in")], [("y", "mid")]), step("text", [("x", "mid")], [("y", "out")])],
-    datatype="TYPE_STRING", given="TYPE_STRING",
+    datatype="TYPE_STRING", input_type="TYPE_STRING",
 )  # fmt: skip
 LOOKUP = config(
     "lookup", ["in"], ["out"],
     [step("picky", [("x", "in")], [("y", "mid")]), step("plus", [("x", "mid")], [("y", "out")])],
-    given="TYPE_INT64",
+    input_type="TYPE_INT64",
 )  # fmt: skip
 
 

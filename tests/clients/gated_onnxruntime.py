@@ -61,12 +61,12 @@ class _GatedBinding:
         self._lent = self._inner.acquire_buffers(rows, shapes)
         return self._lent
 
-    def run(self, wanted: Sequence[int]) -> list[Any]:
+    def run(self, names: Sequence[int]) -> list[Any]:
         gated, first = self._gated, self._lent[0]
         numbers = [float(row.flat[0]) for row in first] if first is not None else []
         gated.runs.append(numbers)
         gated.gate_of.get(numbers[0] if numbers else 0, gated.gate)([])
-        return self._inner.run(wanted)
+        return self._inner.run(names)
 
     def stop(self) -> None:
         self._inner.stop()

@@ -50,16 +50,16 @@ class Asking:
         grpc = self._triton.__name__.endswith("grpc")
         return self._triton.InferenceServerClient(self.live.grpc_address if grpc else self.live.address)
 
-    def ask(self, rows: int = 1, value: float = 1.0, width: int = 4, **said: Any) -> Future[Answer]:
+    def ask(self, rows: int = 1, value: float = 1.0, width: int = 4, **options: Any) -> Future[Answer]:
         """Send a request of `rows` rows that are `value`."""
-        return self.pool.submit(self._ask, np.full((rows, width), value, np.float32), said)
+        return self.pool.submit(self._ask, np.full((rows, width), value, np.float32), options)
 
-    def queue(self, *rows: int, value: float = 1.0, **said: Any) -> list[Future[Answer]]:
+    def queue(self, *rows: int, value: float = 1.0, **options: Any) -> list[Future[Answer]]:
         """Send requests, each once the previous one is queued or running; some may be answered meanwhile."""
         sent = []
         for each in rows:
             before = self.accepted()
-            sent.append(self.ask(each, value, **said))
+            sent.append(self.ask(each, value, **options))
             self.until(partial(self._more, before))
         return sent
 
@@ -98,14 +98,14 @@ class Asking:
         sizes = {int(each["batch_size"]): int(each["compute_infer"]["count"]) for each in entry.get("batch_stats", ())}
         return sizes, int(entry.get("execution_count", 0)), int(entry.get("inference_count", 0))
 
-    def _ask(self, array: Any, said: dict[str, Any]) -> Answer:
-        given = self._triton.InferInput("x", array.shape, "FP32")
-        given.set_data_from_numpy(array)
+    def _ask(self, array: Any, options: dict[str, Any]) -> Answer:
+        tensor = self._triton.InferInput("x", array.shape, "FP32")
+        tensor.set_data_from_numpy(array)
         error, value = "", float("nan")
         with self.client() as client:
             start_s = time.monotonic()
             try:
-                found = client.infer(self.model, [given], **said).as_numpy("y")
+                found = client.infer(self.model, [tensor], **options).as_numpy("y")
                 self._check(array, found)
                 value = float(found.flat[0])
             except Exception as failure:  # noqa: BLE001 - it is what was answered

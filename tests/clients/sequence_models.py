@@ -16,7 +16,7 @@ CONTROLS = """
     { name: "START" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } ] }
   ]
 """
-TOLD = """
+CORRID = """
   control_input [
     { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
     { name: "END" control [ { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 2 ] } ] },
@@ -86,7 +86,7 @@ def write_truths(root: Path, name: str, kind: str) -> None:
         f'{{ name: "{each}" control [ {{ kind: CONTROL_SEQUENCE_{each} bool_false_true: [ false, true ] }} ] }}'
         for each in flags
     ]
-    told = f'{{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind} }} ] }}'
+    corrid = f'{{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind} }} ] }}'
     shown = [f'{{ name: "{each}" data_type: TYPE_BOOL dims: [ 1 ] }}' for each in flags.values()]
     more = f'output [ {", ".join(shown)}, {{ name: "id" data_type: TYPE_{kind} dims: [ 1 ] }} ]'
     inputs: Tensors = {"x": (FLOAT, axes), **dict.fromkeys(flags, (TensorProto.BOOL, axes)), "CORRID": (code, axes)}
@@ -95,5 +95,9 @@ def write_truths(root: Path, name: str, kind: str) -> None:
     }  # fmt: skip
     nodes = [node("Identity", [each], [gives]) for each, gives in zip(inputs, outputs, strict=True)]
     write(
-        root, name, nodes, (inputs, outputs), config=config(4, f"control_input [ {', '.join((*truths, told))} ]", more)
+        root,
+        name,
+        nodes,
+        (inputs, outputs),
+        config=config(4, f"control_input [ {', '.join((*truths, corrid))} ]", more),
     )

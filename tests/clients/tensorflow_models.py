@@ -11,7 +11,7 @@ import psutil
 from tests.clients.ensembles import step, write_plus
 from tests.savedmodels import install
 
-SAID = 'platform: "tensorflow_savedmodel"\n'
+PLATFORM = 'platform: "tensorflow_savedmodel"\n'
 SIGNATURE = 'parameters { key: "TF_SIGNATURE_DEF" value { string_value: "%s" } }\n'
 HANDLER = """
 LABELS = ["setosa", "versicolor", "virginica"]
@@ -87,23 +87,23 @@ def write(root: Path, savedmodels: Path) -> Path:
             (root / name / "config.pbtxt").write_text(config)
 
     put("types", "types")
-    put("upper", "upper", SAID + 'output { name: "upper" data_type: TYPE_STRING dims: [ 1 ] reshape { } }')
+    put("upper", "upper", PLATFORM + 'output { name: "upper" data_type: TYPE_STRING dims: [ 1 ] reshape { } }')
     put("mlp", "mlp", MLP)
     put("versions", "left_right", "version_policy { all { } }")
     put("versions", "special_keys", version=2)
-    put("right", "left_right", SAID + SIGNATURE % "right")
-    put("unranked", "unranked", SAID + TENSORS.replace('"in"', '"x"').replace('"out"', '"y"'))
+    put("right", "left_right", PLATFORM + SIGNATURE % "right")
+    put("unranked", "unranked", PLATFORM + TENSORS.replace('"in"', '"x"').replace('"out"', '"y"'))
     put("accumulator", "accumulator", ACCUMULATOR)
     put("remembers", "remembers", REMEMBERS)
-    put("in_part", "mlp", SAID + 'max_batch_size: 5 input { name: "x" data_type: TYPE_FP32 } output { name: "y" }')
+    put("in_part", "mlp", PLATFORM + 'max_batch_size: 5 input { name: "x" data_type: TYPE_FP32 } output { name: "y" }')
     put("ragged", "ragged", RAGGED)
     put("flowers", "iris", version=1700000000, triton=False)
     (root / "flowers" / "handler.py").write_text(HANDLER)
     (root / "flowers" / "penstock.toml").write_text('[hooks]\nfile = "handler.py"\n[runtime]\nsignature = "predict"\n')
-    put("wrong_key", "iris", SAID + SIGNATURE % "nope")
+    put("wrong_key", "iris", PLATFORM + SIGNATURE % "nope")
     put("no_variables", "no_variables")
     put("corrupt", "corrupt")
-    put("empty", "empty_folder", SAID)
+    put("empty", "empty_folder", PLATFORM)
     write_plus(root, "plus", 10, width=2)
     steps = [step("right", [("x", "in")], [("y", "mid")]), step("plus", [("x", "mid")], [("y", "end")])]
     steps.append(step("versions", [("x", "end")], [("y", "out")], version=1))

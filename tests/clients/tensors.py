@@ -28,13 +28,13 @@ VALUES: dict[str, Array] = {
 ONLY_BINARY = {"FP16", "BF16"}
 
 
-def given(name: str, array: Array, *, binary: bool = True, datatype: str = "") -> Any:
+def input_of(name: str, array: Array, *, binary: bool = True, datatype: str = "") -> Any:
     """Make an InferInput."""
-    made = InferInput(name, list(array.shape), datatype or _datatype(array))
-    return made.set_data_from_numpy(array, binary_data=binary)
+    tensor = InferInput(name, list(array.shape), datatype or _datatype(array))
+    return tensor.set_data_from_numpy(array, binary_data=binary)
 
 
-def asked(name: str, *, binary: bool = True) -> Any:
+def output_of(name: str, *, binary: bool = True) -> Any:
     """Make an InferRequestedOutput."""
     return InferRequestedOutput(name, binary_data=binary)
 
@@ -42,7 +42,7 @@ def asked(name: str, *, binary: bool = True) -> Any:
 def pair(first: Array, second: Array, *, binary: tuple[bool, bool] = (True, True)) -> list[Any]:
     """Make the inputs of NVIDIA's `simple` models."""
     return [
-        given(f"INPUT{i}", array, binary=way)
+        input_of(f"INPUT{i}", array, binary=way)
         for i, (array, way) in enumerate(zip((first, second), binary, strict=True))
     ]
 

@@ -21,7 +21,7 @@ import tritonclient.utils.shared_memory as shm
 from penstock.server.settings import SettingError, Settings
 from tests.backends.onnx_models import FLOAT, floats, node
 from tests.clients import models
-from tests.clients.tensors import VALUES, given, pair, same
+from tests.clients.tensors import VALUES, input_of, pair, same
 from tests.clients.test_perf_analyzer import PROGRAM, analyze
 from tests.live import Live, live_server
 
@@ -65,29 +65,29 @@ def write_versions(root: Path, name: str, *versions: int, more: int = 0) -> None
 
 @pytest.fixture(params=["http", "grpc"])
 def client(request: pytest.FixtureRequest, live: Live) -> Iterator[Any]:
-    made: Any
+    new_client: Any
     if request.param == "http":
-        made = triton.InferenceServerClient(live.address)
+        new_client = triton.InferenceServerClient(live.address)
     else:
-        made = triton_grpc.InferenceServerClient(live.grpc_address)
-    with made:
-        made.of = triton if request.param == "http" else triton_grpc
-        yield made
+        new_client = triton_grpc.InferenceServerClient(live.grpc_address)
+    with new_client:
+        new_client.of = triton if request.param == "http" else triton_grpc
+        yield new_client
 
 
 def inputs(client: Any, *arrays: np.ndarray[Any, Any], names: tuple[str, ...] = ("INPUT0", "INPUT1")) -> list[Any]:
-    made = []
+    tensors = []
     for name, array in zip(names, arrays, strict=False):
         datatype = "BYTES" if array.dtype.hasobject else f"{array.dtype.name}".upper().replace("FLOAT", "FP")
-        made.append(client.of.InferInput(name, list(array.shape), datatype))
-        made[-1].set_data_from_numpy(array)
-    return made
+        tensors.append(client.of.InferInput(name, list(array.shape), datatype))
+        tensors[-1].set_data_from_numpy(array)
+    return tensors
 
 
 def counts(live: Live, model: str) -> dict[str, int]:
     """The counts of a model's statistics, the same over HTTP and gRPC."""
-    with triton.InferenceServerClient(live.address) as made:
-        (entry,) = made.get_inference_statistics(model)["model_stats"]
+    with triton.InferenceServerClient(live.address) as client:
+        (entry,) = client.get_inference_statistics(model)["model_stats"]
     with triton_grpc.InferenceServerClient(live.grpc_address) as other:
         (found,) = other.get_inference_statistics(model).model_stats
     counted = {name: each["count"] for name, each in entry["inference_stats"].items()}
@@ -96,12 +96,12 @@ def counts(live: Live, model: str) -> dict[str, int]:
 
 
 @contextmanager
-def moves(live: Live, model: str, **wanted: int) -> Iterator[None]:
+def moves(live: Live, model: str, **expected: int) -> Iterator[None]:
     """Check that exactly these counts of the statistics change within the block."""
     before = counts(live, model)
     yield
     after = counts(live, model)
-    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == wanted
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == expected
 
 
 def fresh(value: int) -> np.ndarray[Any, Any]:
@@ -161,11 +161,11 @@ class TestHits:
         sent = inputs(client, A, fresh(20 if client.of is triton else 21))
         with moves(live, "simple", **RAN, inferences=1, executions=1):
             client.infer("simple", sent)
-        wanted = [client.of.InferRequestedOutput("OUTPUT1")]
+        requested = [client.of.InferRequestedOutput("OUTPUT1")]
         with moves(live, "simple", **RAN, inferences=1, executions=1):
-            client.infer("simple", sent, outputs=wanted)
+            client.infer("simple", sent, outputs=requested)
         with moves(live, "simple", **FOUND):
-            found = client.infer("simple", sent, outputs=wanted)
+            found = client.infer("simple", sent, outputs=requested)
 
         assert found.as_numpy("OUTPUT0") is None
         assert (found.as_numpy("OUTPUT1") == A - fresh(20 if client.of is triton else 21)).all()
@@ -173,9 +173,9 @@ class TestHits:
     def test_classes_are_computed_from_a_cached_answer(self, live: Live, client: Any) -> None:
         sent = inputs(client, A, fresh(30))
         client.infer("simple", sent, outputs=[client.of.InferRequestedOutput("OUTPUT0")])
-        wanted = [client.of.InferRequestedOutput("OUTPUT0", class_count=2)]
+        requested = [client.of.InferRequestedOutput("OUTPUT0", class_count=2)]
         with moves(live, "simple", **FOUND):
-            found = client.infer("simple", sent, outputs=wanted)
+            found = client.infer("simple", sent, outputs=requested)
 
         assert found.as_numpy("OUTPUT0").ravel().tolist() == [b"45:15", b"44:14"]
 
@@ -185,10 +185,10 @@ class TestHits:
         region = shm.create_shared_memory_region("out", f"/cache_{live.http_port}", 64)
         try:
             client.register_system_shared_memory("out", f"/cache_{live.http_port}", 64)
-            wanted = [client.of.InferRequestedOutput("OUTPUT0")]
-            wanted[0].set_shared_memory("out", 64)
+            requested = [client.of.InferRequestedOutput("OUTPUT0")]
+            requested[0].set_shared_memory("out", 64)
             with moves(live, "simple", **FOUND):
-                client.infer("simple", sent, outputs=wanted)
+                client.infer("simple", sent, outputs=requested)
             assert (shm.get_contents_as_numpy(region, np.int32, [1, 16]) == A + 40).all()
         finally:
             client.unregister_system_shared_memory("out")
@@ -264,7 +264,7 @@ class TestModels:
 
     def test_a_reloaded_model_does_not_use_the_answers_of_its_predecessor(self, tmp_path: Path) -> None:
         write_versions(tmp_path, "again", 1)
-        sent = [given("x", np.zeros((1, 1), np.float32))]
+        sent = [input_of("x", np.zeros((1, 1), np.float32))]
         settings: dict[str, Any] = {
             "cache_config": ("local,size=10000",),
             "model_control_mode": "explicit",
@@ -281,7 +281,7 @@ class TestModels:
 
     def test_response_cache_has_no_effect_without_a_server_cache(self, tmp_path: Path) -> None:
         write_versions(tmp_path, "m", 1)
-        sent = [given("x", np.zeros((1, 1), np.float32))]
+        sent = [input_of("x", np.zeros((1, 1), np.float32))]
         with live_server(tmp_path) as live, triton.InferenceServerClient(live.address) as client:
             with moves(live, "m", success=2, queue=2, compute_input=2, compute_infer=2, compute_output=2,
                        inferences=2, executions=2):  # fmt: skip
@@ -313,7 +313,7 @@ class TestEnsembles:
     """The cases of qa/L0_response_cache/ensemble_cache_test.py."""
 
     @pytest.mark.parametrize(
-        ("whole", "step", "moved", "step_moved"),
+        ("outermost", "step", "moved", "step_moved"),
         [
             (CACHED, "", FOUND, {}),
             (CACHED, CACHED, FOUND, {}),
@@ -322,11 +322,11 @@ class TestEnsembles:
         ids=["the whole", "both", "the step"],
     )
     def test_the_outermost_cached_model_answers(
-        self, tmp_path: Path, whole: str, step: str, moved: dict[str, int] | None, step_moved: dict[str, int]
+        self, tmp_path: Path, outermost: str, step: str, moved: dict[str, int] | None, step_moved: dict[str, int]
     ) -> None:
         models.write_identity(tmp_path, "step", f"max_batch_size: 8 {step}")
-        write_ensemble(tmp_path, whole)
-        sent = [given("IN", np.ones((1, 3), np.float32))]
+        write_ensemble(tmp_path, outermost)
+        sent = [input_of("IN", np.ones((1, 3), np.float32))]
         with (
             live_server(tmp_path, cache_config=("local,size=10840",)) as live,
             triton.InferenceServerClient(live.address) as client,
@@ -337,11 +337,11 @@ class TestEnsembles:
             after, step_after = counts(live, "whole"), counts(live, "step")
 
         assert first.tolist() == second.tolist() == [[1, 1, 1]]
-        assert before["cache_miss"] == bool(whole)
+        assert before["cache_miss"] == bool(outermost)
         assert step_before["cache_miss"] == bool(step)
         found = {name: after[name] - before[name] for name in after if after[name] != before[name]}
         assert found == moved if moved is not None else found["success"] == 1
-        assert after["cache_hit"] == bool(whole)
+        assert after["cache_hit"] == bool(outermost)
         assert {
             name: step_after[name] - step_before[name] for name in after if step_after[name] != step_before[name]
         } == (step_moved)
@@ -350,7 +350,7 @@ class TestEnsembles:
         write_versions(tmp_path, "step", 1)
         write_ensemble(tmp_path, CACHED, "inner", "step")
         write_ensemble(tmp_path, CACHED, "whole", "inner", ("IN", "OUT"))
-        sent = [given("IN", np.zeros((1, 1), np.float32))]
+        sent = [input_of("IN", np.zeros((1, 1), np.float32))]
         settings: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("whole",)}
         with (
             live_server(tmp_path, cache_config=("local,size=10000",), **settings) as live,
@@ -370,7 +370,7 @@ class TestEnsembles:
     ) -> None:
         models.write_identity(tmp_path, "step", "max_batch_size: 8")
         write_ensemble(tmp_path, CACHED)
-        sent = [given("IN", np.ones((1, 3), np.float32))]
+        sent = [input_of("IN", np.ones((1, 3), np.float32))]
         with (
             live_server(tmp_path, cache_config=("local,size=200",)) as live,
             triton.InferenceServerClient(live.address) as client,
@@ -429,7 +429,7 @@ class TestHooks:
             "def post_inference(prediction, metadata):\n    prediction[0] *= 2\n    return prediction\n"
         )
         (tmp_path / "m" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
-        sent = [given("x", np.ones((1, 3), np.float32))]
+        sent = [input_of("x", np.ones((1, 3), np.float32))]
         with (
             live_server(tmp_path, cache_config=("local,size=10000",)) as live,
             triton.InferenceServerClient(live.address) as client,
@@ -501,7 +501,7 @@ def test_perf_analyzer_reports_cache_hits(live: Live, protocol: str) -> None:
 def test_the_trace_of_a_cache_hit_has_no_compute_timestamps(tmp_path: Path) -> None:
     models.write_identity(tmp_path / "models", "m", CACHED)
     rules = f"triton,file={tmp_path}/trace.json", "level=TIMESTAMPS", "rate=1"
-    sent = [given("x", np.ones((1, 3), np.float32))]
+    sent = [input_of("x", np.ones((1, 3), np.float32))]
     with (
         live_server(tmp_path / "models", cache_config=("local,size=10000",), trace_config=rules) as live,
         triton.InferenceServerClient(live.address) as client,

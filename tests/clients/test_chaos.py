@@ -125,10 +125,10 @@ def write(root: Path) -> None:
     (root / "several" / "penstock.toml").write_text('[hooks]\nfile = "answers.py"\n')
     for name, (steps, more) in ENSEMBLES.items():
         ends = ["x", *(f"t{number}" for number in range(1, len(steps))), "y"]
-        said = ", ".join(step(each, [("x", ends[i])], [("y", ends[i + 1])]) for i, each in enumerate(steps))
+        steps_text = ", ".join(step(each, [("x", ends[i])], [("y", ends[i + 1])]) for i, each in enumerate(steps))
         (root / name / "1").mkdir(parents=True)
         rows = 2 if "limited" in steps else 4
-        text = f'platform: "ensemble" {TENSORS % (rows, "", "")} {more} ensemble_scheduling {{ step [ {said} ] }}'
+        text = f'platform: "ensemble" {TENSORS % (rows, "", "")} {more} ensemble_scheduling {{ step [ {steps_text} ] }}'
         (root / name / "config.pbtxt").write_text(text)
 
 
@@ -146,10 +146,10 @@ class Chaos:
     lost: Counter[str] = field(default_factory=Counter)
     sequences: int = 0
 
-    async def ask(self, rng: Random, model: str, x: Array, **said: Any) -> Array | str | None:
+    async def ask(self, rng: Random, model: str, x: Array, **options: Any) -> Array | str | None:
         """Send one request. Returns: the answer, or the error's text, or None if the client canceled."""
         self.sent[model] += 1
-        work = self._by_http(model, x, said) if rng.random() < 0.5 else self._by_grpc(model, x, said)
+        work = self._by_http(model, x, options) if rng.random() < 0.5 else self._by_grpc(model, x, options)
         patience_s = rng.random() * HALF if rng.random() < 0.15 else PATIENCE_S
         try:
             answer = await asyncio.wait_for(work, patience_s)
@@ -163,15 +163,15 @@ class Chaos:
         self.answered[model] += 1
         return answer
 
-    async def _by_grpc(self, model: str, x: Array, said: dict[str, Any]) -> Array:
+    async def _by_grpc(self, model: str, x: Array, options: dict[str, Any]) -> Array:
         tensor = triton.InferInput("x", list(x.shape), "FP32").set_data_from_numpy(x)
-        result = await self.grpc.infer(model, [tensor], **said)
+        result = await self.grpc.infer(model, [tensor], **options)
         answer: Array = result.as_numpy("y")
         return answer
 
-    async def _by_http(self, model: str, x: Array, said: dict[str, Any]) -> Array:
+    async def _by_http(self, model: str, x: Array, options: dict[str, Any]) -> Array:
         tensor = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist()}
-        body = {"inputs": [tensor], "parameters": said}
+        body = {"inputs": [tensor], "parameters": options}
         answer = await self.http.post(f"/v2/models/{model}/infer", json=body)
         if answer.status_code != 200:
             raise InferenceServerException(answer.json()["error"])
@@ -187,12 +187,12 @@ class Chaos:
         few = model in {"cached", "nested", "both", "mixed"}
         x = np.full((rows, width), GUILTY if guilty else rng.randint(0, 1 if few else 40), np.float32)
         x[0, 0] += 0 if guilty else rng.randint(0, 1 if few else 40)
-        said: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if rng.random() < 0.2:
-            said["timeout"] = rng.randint(1, 3000)
+            options["timeout"] = rng.randint(1, 3000)
         if rng.random() < 0.5 and model in {"levels", "fragile"}:
-            said["priority"] = rng.randint(0, 3)
-        answer = await self.ask(rng, model, x[:, :, None] if bad else x, **said)
+            options["priority"] = rng.randint(0, 3)
+        answer = await self.ask(rng, model, x[:, :, None] if bad else x, **options)
         if answer is None:
             return
         if isinstance(answer, str):
@@ -214,12 +214,12 @@ class Chaos:
         loop = asyncio.get_running_loop()
         for number in range(count):
             since_s = loop.time()
-            said: dict[str, Any] = {"timeout": 500} if rng.random() < 0.1 else {}
-            said |= {"sequence_start": True} if not number else {}
-            said |= {"sequence_end": True} if number == count - 1 and rng.random() < 0.8 else {}
+            options: dict[str, Any] = {"timeout": 500} if rng.random() < 0.1 else {}
+            options |= {"sequence_start": True} if not number else {}
+            options |= {"sequence_end": True} if number == count - 1 and rng.random() < 0.8 else {}
             value = float(rng.randint(0, 100))
             x = np.full((1, 1), value, np.float32)
-            answer = await self.ask(rng, model, x, sequence_id=identity, **said)
+            answer = await self.ask(rng, model, x, sequence_id=identity, **options)
             if isinstance(answer, str):
                 # on a busy machine a client may leave its sequence alone for too long
                 forgotten = "must specify the START flag" in answer and loop.time() - since_s >= IDLE_S
@@ -245,16 +245,16 @@ class Chaos:
                 }  # fmt: skip
 
         self.sent[model] += len(values)
-        answers, got = self.grpc.stream_infer(requests()), 0
+        answers, answer_count = self.grpc.stream_infer(requests()), 0
         async for result, error in answers:
             assert error is None, error
-            got += 1
-            assert result.as_numpy("y").item() == sum(values[:got])
-            if got == takes:
+            answer_count += 1
+            assert result.as_numpy("y").item() == sum(values[:answer_count])
+            if answer_count == takes:
                 answers.cancel()
                 break
-        self.answered[model] += got
-        self.lost[model] += len(values) - got
+        self.answered[model] += answer_count
+        self.lost[model] += len(values) - answer_count
 
     async def several(self, rng: Random) -> None:
         """Read all answers to a request to the decoupled model, or disconnect early."""
@@ -266,16 +266,16 @@ class Chaos:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield {"model_name": "several", "inputs": [tensor], "enable_empty_final_response": True}
 
-        answers, got = self.grpc.stream_infer(requests()), []
+        answers, results = self.grpc.stream_infer(requests()), []
         async for result, error in answers:
             assert error is None, error
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
-            got.append(result.as_numpy("y").ravel().tolist())
-            if len(got) > leaves:
+            results.append(result.as_numpy("y").ravel().tolist())
+            if len(results) > leaves:
                 answers.cancel()
                 break
-        assert got == [[value + number] * 2 for number in range(min(value % 5, leaves + 1))]
+        assert results == [[value + number] * 2 for number in range(min(value % 5, leaves + 1))]
 
     async def swap(self, root: Path) -> None:
         """Reload models repeatedly."""
@@ -323,7 +323,7 @@ async def run(live: Live, root: Path) -> Chaos:
     return chaos
 
 
-def left(live: Live) -> dict[str, Any]:
+def resources_of(live: Live) -> dict[str, Any]:
     """List what is left of requests; runs on the server's event loop."""
     engine = live.server.engine
     found: dict[str, Any] = {}
@@ -352,7 +352,7 @@ def left(live: Live) -> dict[str, Any]:
 async def at_rest(live: Live) -> dict[str, Any]:
     """Wait until nothing is left, or for long enough. Returns: what is left."""
     end_s = asyncio.get_running_loop().time() + 8
-    while (found := left(live)) and asyncio.get_running_loop().time() < end_s:  # noqa: ASYNC110 - nobody tells
+    while (found := resources_of(live)) and asyncio.get_running_loop().time() < end_s:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.02)
     return found
 
@@ -368,8 +368,8 @@ def test_all_answers_are_correct_and_all_resources_are_freed_whatever_clients_do
     root.mkdir()
     write(root)
     before = set(threading.enumerate())
-    said: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",), "rate_limit": "execution_count"}
-    with live_server(root, cache_config=(f"local,size={CACHE_BYTES}",), **said) as live:
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",), "rate_limit": "execution_count"}
+    with live_server(root, cache_config=(f"local,size={CACHE_BYTES}",), **options) as live:
         chaos = asyncio.run(run(live, root))
         assert live.call(at_rest(live)) == {}
         cache, counted = live.server.engine.cache, live.call(counts(live))

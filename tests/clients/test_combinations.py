@@ -57,7 +57,7 @@ def served(root: Path, text: str, *, hooked: bool = False, **settings: Any) -> I
         yield live, gated
 
 
-def given(triton: Any, name: str, array: Array) -> Any:
+def input_of(triton: Any, name: str, array: Array) -> Any:
     return triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
 
 
@@ -112,7 +112,7 @@ class TestPreservedOrder:
             live.call(gated.gate.entered())
             sent.append(asking.ask(value=2))
             live.call(gated.gate_of[2].entered())
-            row = given(tritonclient.grpc, "x", np.full((1, 4), 3, np.float32))
+            row = input_of(tritonclient.grpc, "x", np.full((1, 4), 3, np.float32))
             call = client.async_infer("m", [row], lambda result, error: errors.put(error))
             asking.until_waiting(1)
             sent.append(asking.ask(value=4))
@@ -219,7 +219,7 @@ class TestRaggedBatches:
         sent = [np.full((1, width), b"ab", np.object_) for width in (1, 3, 2)]
         with live_server(tmp_path, cache_config=CACHE) as live, Asking(live, triton, "ragged") as asking:
             for _ in range(2):
-                found = together(asking, triton, [[given(triton, "x", array)] for array in sent])
+                found = together(asking, triton, [[input_of(triton, "x", array)] for array in sent])
                 for array, answer in zip(sent, found, strict=True):
                     assert answer.as_numpy("y").tolist() == array.tolist()
                     assert answer.as_numpy("told").tolist() == [[array.size]]
@@ -233,7 +233,7 @@ class TestRaggedBatches:
         sent = [np.full(shape, shape[1], np.float32) for shape in ((2, 3), (1, 5), (4, 2))]
         levels = [{"priority": level} for level in (2, 1, 2)]
         with live_server(tmp_path) as live, Asking(live, triton, "ragged") as asking:
-            found = together(asking, triton, [[given(triton, "x", array)] for array in sent], levels)
+            found = together(asking, triton, [[input_of(triton, "x", array)] for array in sent], levels)
 
             for array, answer in zip(sent, found, strict=True):
                 np.testing.assert_array_equal(answer.as_numpy("y"), array)
@@ -241,7 +241,7 @@ class TestRaggedBatches:
             assert asking.counts() == ({7: 1}, 1, 7)
 
 
-def together(asking: Asking, triton: Any, inputs: list[list[Any]], said: list[dict[str, Any]] | None = None) -> Any:
+def together(asking: Asking, triton: Any, inputs: list[list[Any]], options: list[dict[str, Any]] | None = None) -> Any:
     """Send requests that share a batch, and return their answers."""
 
     def ask(each: list[Any], terms: dict[str, Any]) -> Any:
@@ -249,7 +249,7 @@ def together(asking: Asking, triton: Any, inputs: list[list[Any]], said: list[di
             return client.infer(asking.model, each, **terms)
 
     sent = [
-        asking.pool.submit(ask, each, terms) for each, terms in zip(inputs, said or [{}] * len(inputs), strict=True)
+        asking.pool.submit(ask, each, terms) for each, terms in zip(inputs, options or [{}] * len(inputs), strict=True)
     ]
     return [each.result(PATIENCE_S) for each in sent]
 
@@ -277,10 +277,10 @@ class TestOptionalInputs:
         batching = f"dynamic_batching {{ preferred_batch_size: [ 3 ] {AN_HOUR} }}"
         write_model(tmp_path, "forward", FORWARD, f'backend: "python" max_batch_size: 8 {TENSORS} {batching}')
         word = np.array([[b"a"]], np.object_)
-        both, one = [given(triton, name, word) for name in ("x0", "x1")], [given(triton, "x0", word)]
+        both, one = [input_of(triton, name, word) for name in ("x0", "x1")], [input_of(triton, "x0", word)]
         with live_server(tmp_path) as live, Asking(live, triton, "forward") as asking:
-            wanted = [{"outputs": [triton.InferRequestedOutput("y0")]}] * 6
-            found = together(asking, triton, [both, one] * 3, wanted)
+            options = [{"outputs": [triton.InferRequestedOutput("y0")]}] * 6
+            found = together(asking, triton, [both, one] * 3, options)
 
             assert [answer.as_numpy("y0").tolist() for answer in found] == [[[b"a"]]] * 6
             assert asking.counts() == ({3: 2}, 2, 6)
@@ -297,10 +297,10 @@ class TestOptionalInputs:
         with live_server(tmp_path, cache_config=CACHE) as live, Asking(live, triton, "outer") as asking:
 
             def ask(outputs: list[str], **inputs: Array) -> list[Any]:
-                wanted = [triton.InferRequestedOutput(name) for name in outputs]
-                sent = [given(triton, name, array) for name, array in inputs.items()]
+                requested = [triton.InferRequestedOutput(name) for name in outputs]
+                sent = [input_of(triton, name, array) for name, array in inputs.items()]
                 with asking.client() as client:
-                    found = client.infer("outer", sent, outputs=wanted)
+                    found = client.infer("outer", sent, outputs=requested)
                 arrays = [found.as_numpy(name) for name in outputs]
                 return [None if array is None else array.item() for array in arrays]
 
@@ -322,9 +322,9 @@ class TestSharedMemory:
 
     @pytest.fixture
     def region(self) -> Iterator[Any]:
-        made = shm.create_shared_memory_region("r", KEY, 256)
-        yield made
-        shm.destroy_shared_memory_region(made)
+        new_region = shm.create_shared_memory_region("r", KEY, 256)
+        yield new_region
+        shm.destroy_shared_memory_region(new_region)
 
     def test_tensors_in_shared_memory_can_be_ragged_and_accumulated(
         self, tmp_path: Path, triton: Any, region: Any
@@ -335,10 +335,10 @@ class TestSharedMemory:
         shm.set_shared_memory_region(region, [np.arange(5, dtype=np.float32)])
 
         def tensors(width: int, at: int, to: int) -> tuple[list[Any], list[Any]]:
-            sent, wanted = triton.InferInput("x", [1, width], "FP32"), triton.InferRequestedOutput("y")
+            sent, requested = triton.InferInput("x", [1, width], "FP32"), triton.InferRequestedOutput("y")
             sent.set_shared_memory("r", 4 * width, at)
-            wanted.set_shared_memory("r", 4 * width, to)
-            return [sent], [wanted]
+            requested.set_shared_memory("r", 4 * width, to)
+            return [sent], [requested]
 
         with (
             live_server(tmp_path, allow_client_shm=True) as live,
@@ -354,8 +354,8 @@ class TestSharedMemory:
 
             sums = []
             for start in (True, False, False):
-                sent, wanted = tensors(1, 8, 192)
-                client.infer("sum", sent, outputs=wanted, sequence_id=4, sequence_start=start)
+                sent, requested = tensors(1, 8, 192)
+                client.infer("sum", sent, outputs=requested, sequence_id=4, sequence_start=start)
                 sums.append(shm.get_contents_as_numpy(region, np.float32, [1], 192).item())
             client.unregister_system_shared_memory("r")
 
@@ -381,12 +381,12 @@ class TestUnloading:
     def test_a_delayed_batch_is_answered_when_its_model_is_unloaded_behind_hooks_or_an_ensemble(
         self, tmp_path: Path, triton: Any, around: str, action: str
     ) -> None:
-        asked = "all" if around == "ensemble" else "m"
+        asked_model = "all" if around == "ensemble" else "m"
         text = f"max_batch_size: 4 dynamic_batching {{ {ALONE} }}"
         write_around(tmp_path, around)
         with (
             served(tmp_path, text, hooked=around == "hooks", **EXPLICIT) as (live, gated),
-            Asking(live, triton, asked) as asking,
+            Asking(live, triton, asked_model) as asking,
             Asking(live, triton, "m") as steps,
             asking.client() as client,
         ):

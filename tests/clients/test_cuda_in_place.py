@@ -135,14 +135,14 @@ class Client:
         return region
 
     def infer(self, model: str, region: Region, out: int = 1024, size: int = NBYTES) -> Any:
-        given = self.triton.InferInput("x", [1, 4], "FP32").set_shared_memory(region.name, NBYTES, region.at)
-        wanted = self.triton.InferRequestedOutput("y")
-        wanted.set_shared_memory(region.name, size, out)
-        return self.ask(model, given, [wanted])
+        tensor = self.triton.InferInput("x", [1, 4], "FP32").set_shared_memory(region.name, NBYTES, region.at)
+        requested = self.triton.InferRequestedOutput("y")
+        requested.set_shared_memory(region.name, size, out)
+        return self.ask(model, tensor, [requested])
 
-    def ask(self, model: str, given: Any, outputs: Sequence[Any] = ()) -> Any:
+    def ask(self, model: str, tensor: Any, outputs: Sequence[Any] = ()) -> Any:
         with self.triton.InferenceServerClient(self.address) as client:
-            return client.infer(model, [given], outputs=list(outputs) or None)
+            return client.infer(model, [tensor], outputs=list(outputs) or None)
 
     def carried(self, value: float) -> Any:
         return self.triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.full((1, 4), value, np.float32))
@@ -286,10 +286,10 @@ def test_a_region_is_unmapped_after_the_request_of_a_disconnected_client_has_end
 
 def test_an_output_without_a_binding_is_written_into_shared_memory(client: Client) -> None:
     region = client.region("r", 3)
-    given = client.triton.InferInput("x", [1, 4], "FP32").set_shared_memory("r", NBYTES)
-    wanted, words = (client.triton.InferRequestedOutput(name) for name in ("y", "words"))
-    wanted.set_shared_memory("r", NBYTES, 1024)
-    (answer,) = client.counted(lambda: client.ask("words", given, [wanted, words]))
+    tensor = client.triton.InferInput("x", [1, 4], "FP32").set_shared_memory("r", NBYTES)
+    requested, words = (client.triton.InferRequestedOutput(name) for name in ("y", "words"))
+    requested.set_shared_memory("r", NBYTES, 1024)
+    (answer,) = client.counted(lambda: client.ask("words", tensor, [requested, words]))
 
     assert answer.as_numpy("words").tolist() == [[b"6"] * 4]
     np.testing.assert_array_equal(region.read(), 2 * region.values)
@@ -299,10 +299,10 @@ def test_a_split_request_is_returned_whole_in_shared_memory(client: Client) -> N
     region = client.region("r")
     values = np.arange(20, dtype=np.float32).reshape(5, 4)
     client.device.write(region.pointer, 0, values.tobytes())
-    given = client.triton.InferInput("x", [5, 4], "FP32").set_shared_memory("r", values.nbytes)
-    wanted = client.triton.InferRequestedOutput("y")
-    wanted.set_shared_memory("r", values.nbytes, 1024)
-    (answer,) = client.counted(lambda: client.ask("parts", given, [wanted]))
+    tensor = client.triton.InferInput("x", [5, 4], "FP32").set_shared_memory("r", values.nbytes)
+    requested = client.triton.InferRequestedOutput("y")
+    requested.set_shared_memory("r", values.nbytes, 1024)
+    (answer,) = client.counted(lambda: client.ask("parts", tensor, [requested]))
     assert not isinstance(answer, Exception), answer
 
     found = np.empty((5, 4), np.float32)

@@ -45,9 +45,9 @@ def served(root: Path, environment: dict[str, str], *words: str) -> Iterator[tup
     ) as process:
         assert process.stderr is not None
         try:
-            said = next(line for line in process.stderr if "HTTP on" in line)
-            found = re.search(r"HTTP on http://127.0.0.1:(\d+).*gRPC on \S*?127.0.0.1:(\d+)", json.loads(said)["msg"])
-            assert found is not None, said
+            entry = next(line for line in process.stderr if "HTTP on" in line)
+            found = re.search(r"HTTP on http://127.0.0.1:(\d+).*gRPC on \S*?127.0.0.1:(\d+)", json.loads(entry)["msg"])
+            assert found is not None, entry
             assert any('"ready, serving' in line for line in process.stderr)
             yield int(found[1]), int(found[2])
         finally:
@@ -70,8 +70,8 @@ def test_a_client_and_a_server_process_share_memory_allocated_by_the_client(
         cudashm.allocated_shm_regions.clear()
         monkeypatch.setattr(cuda_regions, "find_runtime", lambda: runtime)
         for target in (Target("127.0.0.1", http), Target("127.0.0.1", grpc, grpc=GrpcCall("/m"))):
-            control, asked = control_for(target), Input(shared_memory="cuda", shapes={"x": (3,)})
-            with prepare_payloads(describe_model(control, "same"), asked, target, control) as found:
+            control, payload_input = control_for(target), Input(shared_memory="cuda", shapes={"x": (3,)})
+            with prepare_payloads(describe_model(control, "same"), payload_input, target, control) as found:
                 assert len(list(memory.iterdir())) == 2
                 if target.grpc is None:
                     assert _answered(http, next(found.payloads.stream(0))).startswith(b"HTTP/1.1 200")
@@ -88,13 +88,13 @@ def _answered(port: int, request: bytes) -> bytes:
 def _round_trip(triton: Any, client: Any, cudashm: Any) -> None:
     """Send a tensor there and back in device memory that is registered twice; then unregister it."""
     values = np.arange(16, dtype=np.float32).reshape(1, 16)
-    given, wanted = (cudashm.create_shared_memory_region(name, 64, 0) for name in ("given", "wanted"))
-    cudashm.set_shared_memory_region(given, [values])
-    for name, region in (("given", given), ("again", given), ("wanted", wanted)):
+    input_region, output_region = (cudashm.create_shared_memory_region(name, 64, 0) for name in ("given", "wanted"))
+    cudashm.set_shared_memory_region(input_region, [values])
+    for name, region in (("given", input_region), ("again", input_region), ("wanted", output_region)):
         client.register_cuda_shared_memory(name, cudashm.get_raw_handle(region), 0, 64)
     x = triton.InferInput("x", [1, 16], "FP32").set_shared_memory("again", 64)
     y = triton.InferRequestedOutput("y")
     y.set_shared_memory("wanted", 64)
     client.infer("same", [x], outputs=[y])
-    np.testing.assert_array_equal(cudashm.get_contents_as_numpy(wanted, np.float32, [1, 16]), values)
+    np.testing.assert_array_equal(cudashm.get_contents_as_numpy(output_region, np.float32, [1, 16]), values)
     client.unregister_cuda_shared_memory()

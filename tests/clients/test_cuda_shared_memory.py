@@ -92,11 +92,11 @@ class Client:
 def client(request: pytest.FixtureRequest, live: Live, cudashm: Any) -> Iterator[Client]:
     triton, address = (over_http, live.address) if request.param == "http" else (over_grpc, live.grpc_address)
     with ExitStack() as stack:
-        made = Client(stack.enter_context(triton.InferenceServerClient(address)), triton, cudashm)
-        made.client.unregister_system_shared_memory()
-        made.client.unregister_cuda_shared_memory()
-        yield made
-        made.client.unregister_cuda_shared_memory()
+        new_client = Client(stack.enter_context(triton.InferenceServerClient(address)), triton, cudashm)
+        new_client.client.unregister_system_shared_memory()
+        new_client.client.unregister_cuda_shared_memory()
+        yield new_client
+        new_client.client.unregister_cuda_shared_memory()
 
 
 def refused(call: Any, *args: Any) -> str:
@@ -111,11 +111,11 @@ def test_nvidias_example(client: Client, device: FakeRuntime) -> None:
     client.cudashm.set_shared_memory_region(client.handles[NAMES[1]], [B])
     result = client.infer()
 
-    for number, (name, wanted) in enumerate(zip(NAMES[2:], (A + B, A - B), strict=True)):
+    for number, (name, expected) in enumerate(zip(NAMES[2:], (A + B, A - B), strict=True)):
         described = result.get_output(f"OUTPUT{number}")
         shape = described["shape"] if isinstance(described, dict) else list(described.shape)
         assert shape == [1, 16]
-        np.testing.assert_array_equal(client.read(name), wanted)
+        np.testing.assert_array_equal(client.read(name), expected)
     assert client.regions() == dict.fromkeys(NAMES, (0, SIZE))
     assert client.regions("input0_data") == {"input0_data": (0, SIZE)}
     client.client.unregister_cuda_shared_memory("output0_data")
@@ -157,12 +157,12 @@ def test_an_allocation_under_two_names_can_be_used_with_inline_inputs(client: Cl
     handle = client.handles["both"]
     client.client.register_cuda_shared_memory("again", client.cudashm.get_raw_handle(handle), 0, SIZE)
     client.cudashm.set_shared_memory_region(handle, [A, B])
-    given = client.triton.InferInput("INPUT0", [1, 16], "INT32").set_shared_memory("again", SIZE)
+    first = client.triton.InferInput("INPUT0", [1, 16], "INT32").set_shared_memory("again", SIZE)
     other = client.triton.InferInput("INPUT1", [1, 16], "INT32").set_data_from_numpy(B)
-    wanted = client.triton.InferRequestedOutput("OUTPUT0")
-    wanted.set_shared_memory("both", SIZE, SIZE)
+    requested = client.triton.InferRequestedOutput("OUTPUT0")
+    requested.set_shared_memory("both", SIZE, SIZE)
     result = client.client.infer(
-        "simple", [given, other], outputs=[wanted, client.triton.InferRequestedOutput("OUTPUT1")]
+        "simple", [first, other], outputs=[requested, client.triton.InferRequestedOutput("OUTPUT1")]
     )
 
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)

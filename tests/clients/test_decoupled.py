@@ -103,7 +103,7 @@ class Witness(ModuleType):
 
 def write(root: Path, name: str, hooks: str, tensors: tuple[models.Tensors, models.Tensors], config: str) -> None:
     inputs, outputs = tensors
-    work = [node("Identity", [given], [gives]) for given, gives in zip(inputs, outputs, strict=False)]
+    work = [node("Identity", [source], [gives]) for source, gives in zip(inputs, outputs, strict=False)]
     models.write(root, name, work, tensors, config=config)
     if hooks:
         (root / name / "answers.py").write_text(hooks)
@@ -112,8 +112,8 @@ def write(root: Path, name: str, hooks: str, tensors: tuple[models.Tensors, mode
 
 @pytest.fixture(scope="module")
 def witness() -> Iterator[Witness]:
-    made = sys.modules["witness"] = Witness()
-    yield made
+    new_witness = sys.modules["witness"] = Witness()
+    yield new_witness
     del sys.modules["witness"]
 
 
@@ -124,11 +124,11 @@ def live(tmp_path_factory: pytest.TempPathFactory, witness: Witness) -> Iterator
     inputs: models.Tensors = {"IN": (INT32, ["N"]), "DELAY": (UINT32, ["M"]), "WAIT": (UINT32, [1])}
     repeated: models.Tensors = {"OUT": (INT32, ["N"]), "IDX": (UINT32, ["M"])}
     write(root, "repeat_int32", REPEAT, (inputs, repeated), DECOUPLED + "max_batch_size: 0\n")
-    whole: tuple[models.Tensors, models.Tensors] = ({"IN": (INT32, [1])}, {"OUT": (INT32, [1])})
-    write(root, "square_int32", SQUARE, whole, DECOUPLED)
-    write(root, "refuses", REFUSES, whole, DECOUPLED)
-    write(root, "plain", "", whole, DECOUPLED)
-    write(root, "one", "def post_inference(prediction, metadata):\n    return prediction\n", whole, DECOUPLED)
+    signature: tuple[models.Tensors, models.Tensors] = ({"IN": (INT32, [1])}, {"OUT": (INT32, [1])})
+    write(root, "square_int32", SQUARE, signature, DECOUPLED)
+    write(root, "refuses", REFUSES, signature, DECOUPLED)
+    write(root, "plain", "", signature, DECOUPLED)
+    write(root, "one", "def post_inference(prediction, metadata):\n    return prediction\n", signature, DECOUPLED)
     write(root, "watched", WATCHED, ({"x": (INT32, [2])}, {"y": (INT32, [2])}), DECOUPLED)
     with live_server(root) as server:
         yield server
@@ -154,7 +154,7 @@ class Streamed:
         self._answers.put((result, error))
 
     def ask(self, model: str, *inputs: tuple[str, Array], **more: Any) -> None:
-        self._client.async_stream_infer(model, [given(*each) for each in inputs], **more)
+        self._client.async_stream_infer(model, [input_of(*each) for each in inputs], **more)
 
     def next(self) -> tuple[str, bool, dict[str, Any], str]:
         """Return the next answer: id, whether it is final, outputs, and the error's text."""
@@ -170,7 +170,7 @@ class Streamed:
         return self._answers.qsize()
 
 
-def given(name: str, array: Array) -> Any:
+def input_of(name: str, array: Array) -> Any:
     datatype = {"i": "INT32", "u": "UINT32"}[array.dtype.kind]
     return triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
@@ -276,7 +276,7 @@ class TestStream:
             async def requests() -> Any:
                 yield {
                     "model_name": "repeat_int32",
-                    "inputs": [given(*each) for each in repeat(5, 6, delay=1)],
+                    "inputs": [input_of(*each) for each in repeat(5, 6, delay=1)],
                 }
 
             found = []
@@ -319,7 +319,7 @@ class TestErrors:
 
     def test_unary_calls_to_a_decoupled_model_are_rejected(self, live: Live) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
-            for inputs in ([given("IN", ints(1))], []):
+            for inputs in ([input_of("IN", ints(1))], []):
                 with pytest.raises(InferenceServerException) as caught:
                     client.infer("square_int32", inputs)
                 assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
@@ -383,19 +383,19 @@ class TestDisconnection:
 
 def stands_still(witness: Witness) -> int:
     """Wait until the generator has made no step for a while: only time can show that nothing happens."""
-    seen, since = -1, time.monotonic()
-    while time.monotonic() - since < 0.4 or not seen:
-        if witness.steps != seen:
-            seen, since = witness.steps, time.monotonic()
+    steps_seen, since = -1, time.monotonic()
+    while time.monotonic() - since < 0.4 or not steps_seen:
+        if witness.steps != steps_seen:
+            steps_seen, since = witness.steps, time.monotonic()
         time.sleep(0.02)
-    return seen
+    return steps_seen
 
 
 class TestGenerate:
     def test_generate_stream_sends_each_answer_as_an_event_immediately(self, live: Live, watching: Witness) -> None:
         with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client:
-            asked = client.stream("POST", "/v2/models/watched/generate_stream", json={"x": [3, 2], "id": "7"})
-            with asked as answer:
+            streaming = client.stream("POST", "/v2/models/watched/generate_stream", json={"x": [3, 2], "id": "7"})
+            with streaming as answer:
                 lines = answer.iter_lines()
                 first = [next(lines) for _ in range(4)]
                 watching.gate.set()
@@ -518,27 +518,27 @@ def test_the_model_configuration_reports_the_decoupled_policy(live: Live) -> Non
 
 
 def test_statistics_are_kept_per_answer(tmp_path: Path) -> None:
-    whole: tuple[models.Tensors, models.Tensors] = ({"IN": (INT32, [1])}, {"OUT": (INT32, [1])})
-    write(tmp_path, "square_int32", SQUARE, whole, DECOUPLED)
-    write(tmp_path, "plain", "", whole, DECOUPLED)
+    signature: tuple[models.Tensors, models.Tensors] = ({"IN": (INT32, [1])}, {"OUT": (INT32, [1])})
+    write(tmp_path, "square_int32", SQUARE, signature, DECOUPLED)
+    write(tmp_path, "plain", "", signature, DECOUPLED)
     with live_server(tmp_path) as live, triton.InferenceServerClient(live.grpc_address) as client:
         with streaming(live) as stream:
             for number in (3, 1):
                 stream.ask("square_int32", ("IN", ints(number)), enable_empty_final_response=True)
             for _ in range(3 + 1 + 2):
                 stream.next()
-        told = client.get_inference_statistics("square_int32").model_stats[0].response_stats
+        stats = client.get_inference_statistics("square_int32").model_stats[0].response_stats
         with triton_http.InferenceServerClient(live.address) as other:
             read = other.get_inference_statistics("square_int32")["model_stats"][0]["response_stats"]
-            plain = other.get_inference_statistics("plain")["model_stats"][0]["response_stats"]
+            plain_stats = other.get_inference_statistics("plain")["model_stats"][0]["response_stats"]
 
-    success = {position: told[position].success.count for position in sorted(told)}
+    success = {position: stats[position].success.count for position in sorted(stats)}
     assert success == {"0": 2, "1": 1, "2": 1, "3": 0}
-    assert {position: told[position].empty_response.count for position in told} == {"0": 0, "1": 1, "2": 0, "3": 1}
+    assert {position: stats[position].empty_response.count for position in stats} == {"0": 0, "1": 1, "2": 0, "3": 1}
     assert sorted(read) == ["0", "1", "2", "3"]
-    assert read["0"]["compute_infer"]["ns"] == told["0"].compute_infer.ns > 0
+    assert read["0"]["compute_infer"]["ns"] == stats["0"].compute_infer.ns > 0
     assert read["3"].keys() == {"compute_infer", "compute_output", "success", "fail", "empty_response", "cancel"}
-    assert plain == {}
+    assert plain_stats == {}
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="perf_analyzer is not here: .ci/peers fetches it")
@@ -547,6 +547,6 @@ def test_perf_analyzer_counts_each_answer(live: Live, tmp_path: Path) -> None:
     words = f"-i grpc -m square_int32 --streaming --async --input-data {tmp_path}/asked.json"
     report = analyze(live, words)
 
-    told = {line.partition(":")[0].strip(): line.split()[-2] for line in report.splitlines() if "infer/sec" in line}
+    rates = {line.partition(":")[0].strip(): line.split()[-2] for line in report.splitlines() if "infer/sec" in line}
     assert "Detected decoupled model" in report
-    assert float(told["Response Throughput"]) == pytest.approx(3 * float(told["Throughput"]), rel=0.1)
+    assert float(rates["Response Throughput"]) == pytest.approx(3 * float(rates["Throughput"]), rel=0.1)

@@ -48,10 +48,10 @@ ENSEMBLES = {
 NO_STREAM = "doesn't support models with decoupled transaction policy"
 
 
-def config(steps: Sequence[str], said: str = "") -> str:
+def config(steps: Sequence[str], more: str = "") -> str:
     tensors = [f'{side} {{ name: "{name}" data_type: TYPE_INT32 dims: [ {dims} ] }}'
                for side, name, dims in (("input", "IN", -1), ("output", "OUT", 1))]  # fmt: skip
-    return "\n".join(['platform: "ensemble"', *tensors, f"ensemble_scheduling {{ step [ {', '.join(steps)} ] }}", said])
+    return "\n".join(['platform: "ensemble"', *tensors, f"ensemble_scheduling {{ step [ {', '.join(steps)} ] }}", more])
 
 
 def write_all(root: Path) -> None:
@@ -94,9 +94,9 @@ class Streamed:
         self._client.close()
 
     def ask(self, model: str, values: Sequence[int], request_id: str = "0") -> None:
-        given = triton.InferInput("IN", [len(values)], "INT32")
-        given.set_data_from_numpy(np.array(values, np.int32))
-        self._client.async_stream_infer(model, [given], request_id=request_id, enable_empty_final_response=True)
+        tensor = triton.InferInput("IN", [len(values)], "INT32")
+        tensor.set_data_from_numpy(np.array(values, np.int32))
+        self._client.async_stream_infer(model, [tensor], request_id=request_id, enable_empty_final_response=True)
 
     def take(self, ends: int) -> dict[str, list[int]]:
         """Wait until this many requests have ended."""
@@ -104,11 +104,11 @@ class Streamed:
             answer = self._came.get(timeout=30)
             if isinstance(answer, InferenceServerException):
                 raise answer
-            said = answer.get_response()
-            if said.outputs:
-                self.values.setdefault(said.id, []).append(int(answer.as_numpy("OUT")[0]))
-            if said.parameters["triton_final_response"].bool_param:
-                self.finals.append(said.id)
+            response = answer.get_response()
+            if response.outputs:
+                self.values.setdefault(response.id, []).append(int(answer.as_numpy("OUT")[0]))
+            if response.parameters["triton_final_response"].bool_param:
+                self.finals.append(response.id)
         return self.values
 
 
@@ -157,14 +157,14 @@ def test_an_answer_rejected_by_a_later_step_ends_the_request_after_the_answers_b
 
 @pytest.mark.parametrize("library", [triton, triton_http], ids=["grpc", "http"])
 def test_a_decoupled_ensemble_is_rejected_outside_a_stream(live: Live, library: Any) -> None:
-    given = library.InferInput("IN", [1], "INT32")
-    given.set_data_from_numpy(np.array([1], np.int32))
+    tensor = library.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([1], np.int32))
     address = live.grpc_address if library is triton else live.address
     with (
         library.InferenceServerClient(address) as client,
         pytest.raises(InferenceServerException, match=NO_STREAM),
     ):
-        client.infer("sequence_repeat", [given])
+        client.infer("sequence_repeat", [tensor])
 
 
 def test_generate_returns_a_single_answer_and_generate_stream_returns_all(live: Live) -> None:
@@ -176,16 +176,18 @@ def test_generate_returns_a_single_answer_and_generate_stream_returns_all(live: 
     assert one.json()["OUT"] == 7
     assert two.status_code == 500
     assert "expects model to produce exactly 1 response" in two.json()["error"]
-    said = [json.loads(line.removeprefix("data: ")) for line in streamed.text.split("\n\n") if line]
-    assert [each["OUT"] for each in said] == [7, 8]
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.split("\n\n") if line]
+    assert [each["OUT"] for each in events] == [7, 8]
 
 
 def test_the_configuration_of_an_ensemble_with_decoupled_steps_reports_the_decoupled_policy(live: Live) -> None:
     with triton.InferenceServerClient(live.grpc_address) as client:
-        said = {name: client.get_model_config(name, as_json=True)["config"] for name in ("nested_square", "identity")}
+        configs = {
+            name: client.get_model_config(name, as_json=True)["config"] for name in ("nested_square", "identity")
+        }
 
-    assert said["nested_square"]["model_transaction_policy"] == {"decoupled": True}
-    assert "model_transaction_policy" not in said["identity"]
+    assert configs["nested_square"]["model_transaction_policy"] == {"decoupled": True}
+    assert "model_transaction_policy" not in configs["identity"]
 
 
 def test_each_answer_counts_at_the_steps_and_one_request_at_the_ensemble(live: Live) -> None:

@@ -179,22 +179,22 @@ class TestRequestedOutputs:
         )  # fmt: skip
         rows = np.arange(16, dtype=np.int32)[np.newaxis]
 
-        def ask(wanted: tuple[int, ...]) -> list[Any]:
-            given = [triton.InferInput(f"INPUT{i}", rows.shape, "INT32") for i in (0, 1)]
-            for each in given:
+        def ask(positions: tuple[int, ...]) -> list[Any]:
+            tensors = [triton.InferInput(f"INPUT{i}", rows.shape, "INT32") for i in (0, 1)]
+            for each in tensors:
                 each.set_data_from_numpy(rows)
-            outputs = [triton.InferRequestedOutput(f"OUTPUT{i}") for i in wanted]
+            outputs = [triton.InferRequestedOutput(f"OUTPUT{i}") for i in positions]
             with asking.client() as client:
-                found = client.infer("simple", given, outputs=outputs)
+                found = client.infer("simple", tensors, outputs=outputs)
             return [found.as_numpy(f"OUTPUT{i}") for i in (0, 1)]
 
         with live_server(tmp_path) as live, Asking(live, triton, "simple") as asking:
-            for wanted in (((0,), (1,)), ((1, 0), (0,)), ((0,), (0,))):
+            for selections in (((0,), (1,)), ((1, 0), (0,)), ((0,), (0,))):
                 with ThreadPoolExecutor(2) as pool:
-                    for asked, found in zip(wanted, pool.map(ask, wanted), strict=True):
-                        assert [array is not None for array in found] == [0 in asked, 1 in asked]
-                        assert 0 not in asked or (found[0] == 2 * rows).all()
-                        assert 1 not in asked or not found[1].any()
+                    for selection, found in zip(selections, pool.map(ask, selections), strict=True):
+                        assert [array is not None for array in found] == [0 in selection, 1 in selection]
+                        assert 0 not in selection or (found[0] == 2 * rows).all()
+                        assert 1 not in selection or not found[1].any()
 
             assert asking.counts() == ({2: 3}, 3, 6)
 
@@ -261,7 +261,7 @@ LEVELS = "priority_levels: 3 default_priority_level: 2"
 
 class TestPriorityLevels:
     @pytest.mark.parametrize(
-        ("said", "order"),
+        ("priorities", "order"),
         [
             ((3, 2, 1, 0, 9, 1), [3, 6, 2, 4, 5, 1]),
             ((0, 0, 0), [1, 2, 3]),
@@ -270,7 +270,7 @@ class TestPriorityLevels:
         ],
     )
     def test_the_highest_priority_runs_first_and_within_a_level_the_oldest(
-        self, tmp_path: Path, triton: Any, said: tuple[int, ...], order: list[int]
+        self, tmp_path: Path, triton: Any, priorities: tuple[int, ...], order: list[int]
     ) -> None:
         with (
             served(tmp_path, LEVELS, rows=1) as (live, gated),
@@ -278,7 +278,7 @@ class TestPriorityLevels:
             busy(asking, gated),
         ):
             sent = []
-            for number, priority in enumerate(said, 1):
+            for number, priority in enumerate(priorities, 1):
                 sent += asking.queue(1, value=number, priority=priority)
             gated.gate.open()
             answers(sent)
@@ -343,10 +343,10 @@ class TestTimeouts:
             Asking(live, triton, "m") as asking,
             busy(asking, gated),
         ):
-            whole, shorter, longer = [
-                asking.queue(1, **said)[0] for said in ({}, {"timeout": 200_000}, {"timeout": 10_000_000})
+            untimed, shorter, longer = [
+                asking.queue(1, **options)[0] for options in ({}, {"timeout": 200_000}, {"timeout": 10_000_000})
             ]
-            rejected = answers([whole, shorter, longer])
+            rejected = answers([untimed, shorter, longer])
             for answer, limit_s in zip(rejected, (0.4, 0.2, 0.4), strict=True):
                 assert EXPIRED in answer.error
                 assert answer.after_s >= limit_s
@@ -482,8 +482,8 @@ class TestQueueSize:
             busy(asking, gated),
         ):
             stays = asking.queue(1)
-            gone = asking.queue(1, timeout=100_000)
-            assert EXPIRED in answers(gone)[0].error
+            expiring = asking.queue(1, timeout=100_000)
+            assert EXPIRED in answers(expiring)[0].error
             stays += asking.queue(1)
             assert FULL in answers([asking.ask()])[0].error
             gated.gate.open()

@@ -65,13 +65,13 @@ def infer(request: pytest.FixtureRequest, live: Live) -> Iterator[Infer]:
 
 
 def infer_with(module: Any, client: Any, model: str, outputs: tuple[str, ...] = (), **inputs: Array) -> dict[str, Any]:
-    given = []
+    tensors = []
     for name, array in inputs.items():
         datatype = {"f": "FP32", "i": "INT64", "O": "BYTES"}[array.dtype.kind]
-        given.append(module.InferInput(name.rstrip("_"), list(array.shape), datatype))
-        given[-1].set_data_from_numpy(array)
-    asked = [module.InferRequestedOutput(name) for name in outputs] or None
-    answer = client.infer(model, given, outputs=asked)
+        tensors.append(module.InferInput(name.rstrip("_"), list(array.shape), datatype))
+        tensors[-1].set_data_from_numpy(array)
+    requested = [module.InferRequestedOutput(name) for name in outputs] or None
+    answer = client.infer(model, tensors, outputs=requested)
     spoken = answer.get_response(as_json=True) if module is rpc else answer.get_response()
     return {each["name"]: answer.as_numpy(each["name"]) for each in spoken.get("outputs", [])}
 
@@ -196,9 +196,9 @@ def entered(live: Live, gate: Gate) -> None:
     live.call(gate.entered())
 
 
-def wait_for(live: Live, model: str, **wanted: int) -> None:
+def wait_for(live: Live, model: str, **expected: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while any(numbers(live, model)[name] != value for name, value in wanted.items()):
+    while any(numbers(live, model)[name] != value for name, value in expected.items()):
         if time.monotonic() > deadline:
             pytest.fail(f"{model}: {numbers(live, model)}")
         time.sleep(0.002)  # leave the processor to the server
@@ -208,7 +208,7 @@ class TestCancellation:
     def test_a_canceled_call_does_not_reach_the_next_step(self, tmp_path: Path) -> None:
         with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
-            given = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
+            tensor = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
             ended: list[Any] = []
             over = threading.Event()
 
@@ -216,7 +216,7 @@ class TestCancellation:
                 ended.append(error)
                 over.set()
 
-            call = client.async_infer("waiting", [given], callback=end)
+            call = client.async_infer("waiting", [tensor], callback=end)
             entered(live, gate)
             call.cancel()
             assert over.wait(PATIENCE_S)
@@ -243,11 +243,11 @@ class TestCancellation:
         first: queue.Queue[Any] = queue.Queue()
         with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
-            given = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
-            client.async_infer("waiting", [given], lambda result, error: first.put(error or result))
+            tensor = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
+            client.async_infer("waiting", [tensor], lambda result, error: first.put(error or result))
             entered(live, gate)
             with pytest.raises(InferenceServerException, match="in ensemble 'waiting', Request timeout expired"):
-                client.infer("waiting", [given], timeout=20_000)
+                client.infer("waiting", [tensor], timeout=20_000)
             gate.open()
 
             assert first.get(timeout=PATIENCE_S).as_numpy("out")[0, 0] == 2
@@ -405,18 +405,18 @@ class TestLoading:
             assert {7.0, 4 + 3 * 7.0} <= answers
 
     def test_a_stopping_server_finishes_requests_between_two_steps(self, tmp_path: Path) -> None:
-        asked: queue.Queue[Any] = queue.Queue()
+        results: queue.Queue[Any] = queue.Queue()
         with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
-            given = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
-            client.async_infer("waiting", [given], lambda result, error: asked.put(error or result))
+            tensor = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
+            client.async_infer("waiting", [tensor], lambda result, error: results.put(error or result))
             entered(live, gate)
             stopping = asyncio.run_coroutine_threadsafe(live.server.drain(), live.loop)
             live.call(asyncio.sleep(0))
             assert not live.server.health.live()
             gate.open()
 
-            assert asked.get(timeout=PATIENCE_S).as_numpy("out")[0, 0] == 2
+            assert results.get(timeout=PATIENCE_S).as_numpy("out")[0, 0] == 2
             assert stopping.result(PATIENCE_S) == 0
 
 
@@ -430,11 +430,11 @@ def test_a_step_may_be_a_sequence_model(tmp_path: Path) -> None:
     with live_server(tmp_path) as live, rpc.InferenceServerClient(live.grpc_address) as client:
         answers = []
         for number in range(3):
-            given = rpc.InferInput("in", [1, 1], "FP32").set_data_from_numpy(np.full((1, 1), number, np.float32))
+            tensor = rpc.InferInput("in", [1, 1], "FP32").set_data_from_numpy(np.full((1, 1), number, np.float32))
             how = {"sequence_id": 5, "sequence_start": number == 0, "sequence_end": number == 2}
-            answers.append(client.infer("running", [given], **how).as_numpy("out")[0, 0])
+            answers.append(client.infer("running", [tensor], **how).as_numpy("out")[0, 0])
         with pytest.raises(InferenceServerException, match=r"in ensemble 'running', inference request .* correlation"):
-            client.infer("running", [given])
+            client.infer("running", [tensor])
 
         assert answers == [10, 21, 33]
 
@@ -475,25 +475,25 @@ def forwarding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 class TestMissingOutputsOfSteps:
     """As in qa/L0_optional_input: an optional input is omitted if the step before has not produced it."""
 
-    def asked(self, live: Live, module: Any, model: str, *wanted: str, **inputs: Array) -> dict[str, float]:
+    def infer_sums(self, live: Live, module: Any, model: str, *requested: str, **inputs: Array) -> dict[str, float]:
         with module.InferenceServerClient(live.address if module is http else live.grpc_address) as client:
-            answer = infer_with(module, client, model, wanted, **inputs)
+            answer = infer_with(module, client, model, requested, **inputs)
         return {name: float(array[0, 0]) for name, array in answer.items()}
 
     def test_an_optional_input_of_a_later_step_is_omitted_if_an_earlier_step_did_not_produce_it(
         self, forwarding: Live, module: Any
     ) -> None:
-        assert self.asked(forwarding, module, "may", "y", a=row(3)) == {"y": 3}
-        assert self.asked(forwarding, module, "may", "z", b=row(4)) == {"z": 4}
-        assert self.asked(forwarding, module, "may", a=row(3), b=row(4)) == {"y": 3, "z": 4}
+        assert self.infer_sums(forwarding, module, "may", "y", a=row(3)) == {"y": 3}
+        assert self.infer_sums(forwarding, module, "may", "z", b=row(4)) == {"z": 4}
+        assert self.infer_sums(forwarding, module, "may", a=row(3), b=row(4)) == {"y": 3, "z": 4}
 
     def test_an_output_that_no_step_produced_is_omitted_from_the_answer(self, forwarding: Live, module: Any) -> None:
-        assert self.asked(forwarding, module, "may", a=row(3)) == {"y": 3}
-        assert self.asked(forwarding, module, "may", "z", a=row(3)) == {}
+        assert self.infer_sums(forwarding, module, "may", a=row(3)) == {"y": 3}
+        assert self.infer_sums(forwarding, module, "may", "z", a=row(3)) == {}
 
     def test_a_required_input_that_no_step_produced_is_an_error(self, forwarding: Live, module: Any) -> None:
         with pytest.raises(InferenceServerException) as failed:
-            self.asked(forwarding, module, "must", a=row(3))
+            self.infer_sums(forwarding, module, "must", a=row(3))
         text = "in ensemble 'must', model 'forward': the answer lacks the requested output 'y1'"
         assert text in failed.value.message()
 

@@ -70,21 +70,21 @@ def write_sequences(root: Path) -> None:
     axes: models.Axes = ["N", 1]
     flags: models.Tensors = dict.fromkeys(("INPUT", "START", "END", "READY"), (INT32, axes))
     out: models.Tensors = {"OUTPUT": (INT32, axes)}
-    told = f"sequence_batching {{ {IDLE} %s control_input [ {FLAGS} %s ] %s }}"
+    batching = f"sequence_batching {{ {IDLE} %s control_input [ {FLAGS} %s ] %s }}"
     nodes = [node("Add", ["INPUT", "START"], ["told"]), node("Add", ["END", "READY"], ["unused"])]
     write(root, "simple_sequence", [*nodes, node("Identity", ["told"], ["OUTPUT"])], (flags, out),
-          config=TENSORS + told % ("", "", ""))  # fmt: skip
+          config=TENSORS + batching % ("", "", ""))  # fmt: skip
     # the last answer includes the correlation id
     last = [node("Cast", ["CORRID"], ["id"], to=INT32), node("Mul", ["END", "id"], ["last"])]
     write(root, "simple_dyna_sequence", [*nodes, *last, node("Add", ["told", "last"], ["OUTPUT"])],
           ({**flags, "CORRID": (TensorProto.UINT64, axes)}, out),
-          config=TENSORS + told % (OLDEST, CORRID.format("TYPE_UINT64"), ""))  # fmt: skip
+          config=TENSORS + batching % (OLDEST, CORRID.format("TYPE_UINT64"), ""))  # fmt: skip
     # the model with string ids returns sums, as the examples expect
     summed = [node("Add", ["INPUT", "SUM"], ["SUM_OUT"]), node("Identity", ["READY"], ["unused_too"])]
     more = [node("Add", ["SUM_OUT", "last"], ["OUTPUT"])]
     write(root, "simple_string_dyna_sequence", [*nodes[1:], *last, *summed, *more],
           ({**flags, "CORRID": (STRING, axes), "SUM": (INT32, axes)}, {**out, "SUM_OUT": (INT32, axes)}),
-          config=TENSORS + told % (OLDEST, CORRID.format("TYPE_STRING"), STATE))  # fmt: skip
+          config=TENSORS + batching % (OLDEST, CORRID.format("TYPE_STRING"), STATE))  # fmt: skip
 
 
 def write_ensemble(root: Path) -> None:
@@ -175,11 +175,11 @@ def callback(answers: queue.Queue[Any], result: Any, error: Any) -> None:
 @pytest.mark.parametrize("dyna", [False, True])
 def test_simple_grpc_sequence_stream_infer_client(live: Live, dyna: bool) -> None:
     completed: queue.Queue[Any] = queue.Queue()
-    said = sequences(dyna=dyna)
-    answers: dict[int | str, list[int]] = {identity: [] for _, identity, _ in said}
+    requests = sequences(dyna=dyna)
+    answers: dict[int | str, list[int]] = {identity: [] for _, identity, _ in requests}
     with grpcclient.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(callback=partial(callback, completed), stream_timeout=None)
-        for model, identity, values in said:
+        for model, identity, values in requests:
             for count, value in enumerate(values, 1):
                 inputs, outputs = number(grpcclient, value)
                 client.async_stream_infer(

@@ -27,11 +27,11 @@ CACHE = ("local,size=1000000",)
 AN_HOUR = "max_queue_delay_microseconds: 3600000000"
 
 
-def infer(live: Live, model: str, value: float, width: int = 4, **said: Any) -> float:
+def infer(live: Live, model: str, value: float, width: int = 4, **options: Any) -> float:
     x = httpclient.InferInput("x", [1, width], "FP32")
     x.set_data_from_numpy(np.full((1, width), value, np.float32))
     with httpclient.InferenceServerClient(live.address) as client:
-        return float(client.infer(model, [x], **said).as_numpy("y")[0, 0])
+        return float(client.infer(model, [x], **options).as_numpy("y")[0, 0])
 
 
 def described(live: Live, model: str) -> Any:
@@ -74,12 +74,12 @@ def test_models_of_any_priority_are_served_and_report_their_priority(tmp_path: P
 def test_an_ensemble_may_limit_the_requests_in_flight_at_a_step(tmp_path: Path) -> None:
     models.write_identity(tmp_path, "one", "max_batch_size: 4")
     tensors = "{kind} [ {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }} ]"
-    said = " ".join(tensors.format(kind=kind, name=name) for kind, name in (("input", "x"), ("output", "y")))
+    signature = " ".join(tensors.format(kind=kind, name=name) for kind, name in (("input", "x"), ("output", "y")))
     maps = "input_map { key: 'x' value: 'x' } output_map { key: 'y' value: 'y' }"
     step = f"step [ {{ model_name: 'one' model_version: -1 {maps} }} ]"
     (tmp_path / "all" / "1").mkdir(parents=True)
     (tmp_path / "all" / "config.pbtxt").write_text(
-        f"platform: 'ensemble' max_batch_size: 4 {said} ensemble_scheduling {{ {step} max_inflight_requests: 2 }}"
+        f"platform: 'ensemble' max_batch_size: 4 {signature} ensemble_scheduling {{ {step} max_inflight_requests: 2 }}"
     )
     with live_server(tmp_path) as live:
         with ThreadPoolExecutor(8) as pool:
@@ -91,10 +91,10 @@ def test_an_ensemble_may_limit_the_requests_in_flight_at_a_step(tmp_path: Path) 
 
 def test_a_host_policy_pins_its_instances_to_its_cpus(tmp_path: Path) -> None:
     own = min(os.sched_getaffinity(0))
-    seen: list[set[int]] = []
+    affinities: list[set[int]] = []
 
     def looks(inputs: list[Any]) -> list[Any]:
-        seen.append(os.sched_getaffinity(0))
+        affinities.append(os.sched_getaffinity(0))
         return inputs
 
     models.write_identity(tmp_path, "m", 'instance_group { kind: KIND_CPU host_policy: "few" }')
@@ -103,7 +103,7 @@ def test_a_host_policy_pins_its_instances_to_its_cpus(tmp_path: Path) -> None:
     with live_server(tmp_path, loaders=loaders, host_policy=(f"few,cpu-cores={own}-{own}",)) as live:
         assert infer(live, "m", 3) == 3
 
-    assert seen[-1] == {own}
+    assert affinities[-1] == {own}
 
 
 X = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ %s ] %s } ]'
@@ -149,8 +149,8 @@ def test_a_reported_configuration_can_be_loaded_and_is_reported_unchanged(tmp_pa
     ):
         names = sorted(each.name for each in tmp_path.iterdir())
         before = {name: (client.get_model_config(name), client.get_model_metadata(name)) for name in names}
-        for name, (said, _) in before.items():
-            client.load_model(name, config=json.dumps(said))
+        for name, (reported, _) in before.items():
+            client.load_model(name, config=json.dumps(reported))
         after = {name: (client.get_model_config(name), client.get_model_metadata(name)) for name in names}
 
     assert after == before

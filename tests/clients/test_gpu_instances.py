@@ -48,7 +48,7 @@ def sessions(ground: FakeGround) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("said", "gpus", "where"),
+    ("group_text", "gpus", "where"),
     [
         ("kind: KIND_GPU gpus: [ 1 ]", [1], ["1"]),
         ("kind: KIND_GPU gpus: [ 1 ] count: 2", [1], ["1", "1"]),
@@ -59,9 +59,9 @@ def sessions(ground: FakeGround) -> list[str]:
     ],
 )
 def test_an_instance_group_runs_on_the_gpus_it_names_or_on_all(
-    tmp_path: Path, triton: Any, said: str, gpus: list[int], where: list[str]
+    tmp_path: Path, triton: Any, group_text: str, gpus: list[int], where: list[str]
 ) -> None:
-    models.write_identity(tmp_path, "m", f"max_batch_size: 1 instance_group {{ {said} }}")
+    models.write_identity(tmp_path, "m", f"max_batch_size: 1 instance_group {{ {group_text} }}")
     with served(tmp_path) as (live, ground), Asking(live, triton, "m") as asking:
         (group,) = config_of(live, triton, "m")["instance_group"]
         sent = asking.queue(*[1] * 4)

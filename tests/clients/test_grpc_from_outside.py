@@ -72,11 +72,11 @@ def test_curl_receives_an_error_in_a_trailers_only_response(live: Live) -> None:
 
 
 def test_nghttp_ends_its_stream_and_its_connection_cleanly(live: Live, body: Path) -> None:
-    said = run("nghttp", "-nv", f"--data={body}", f"http://{live.grpc_address}{SERVICE}/ServerReady")
+    output = run("nghttp", "-nv", f"--data={body}", f"http://{live.grpc_address}{SERVICE}/ServerReady")
 
-    assert b"grpc-status: 0" in said
-    assert b"GOAWAY" in said
-    assert b"RST_STREAM" not in said
+    assert b"grpc-status: 0" in output
+    assert b"GOAWAY" in output
+    assert b"RST_STREAM" not in output
 
 
 @pytest.mark.parametrize(("connections", "streams"), [(1, 1), (1, 100), (8, 8)])
@@ -84,9 +84,9 @@ def test_every_request_of_h2load_is_answered(live: Live, tmp_path: Path, connect
     path = framed(tmp_path, message(MANY))
     before = _served(live)
     words = ("-n2000", f"-c{connections}", f"-m{streams}", f"-d{path}", f"http://{live.grpc_address}{INFER}")
-    said = run("h2load", *words)
+    output = run("h2load", *words)
 
-    assert re.search(rb"2000 total, 2000 started, 2000 done, 2000 succeeded, 0 failed, 0 errored", said), said
+    assert re.search(rb"2000 total, 2000 started, 2000 done, 2000 succeeded, 0 failed, 0 errored", output), output
     assert _served(live) - before == 2000
 
 

@@ -28,8 +28,8 @@ PATIENCE_S = 10.0
 
 @pytest.fixture(scope="module")
 def channel(live: Live) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(live.grpc_address) as made:
-        yield made
+    with grpc.insecure_channel(live.grpc_address) as new_channel:
+        yield new_channel
 
 
 def good() -> list[bytes]:
@@ -126,16 +126,16 @@ def test_health_check_and_watch_report_the_server_as_serving(live: Live) -> None
 def test_a_watcher_is_notified_when_the_server_exits(tmp_path_factory: pytest.TempPathFactory) -> None:
     request, answer = (message_class(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
     root = models.write_examples(tmp_path_factory.mktemp("repository"))
-    said: list[Any] = []
+    statuses: list[Any] = []
     first = threading.Event()
 
     def listen(watched: Any) -> None:
         try:
             for each in watched:
-                said.append(each.status)
+                statuses.append(each.status)
                 first.set()
         except grpc.RpcError as error:
-            said.append(error.code())
+            statuses.append(error.code())
 
     with live_server(root) as live:
         channel = grpc.insecure_channel(live.grpc_address)
@@ -145,7 +145,7 @@ def test_a_watcher_is_notified_when_the_server_exits(tmp_path_factory: pytest.Te
         assert first.wait(PATIENCE_S)
     listener.join(PATIENCE_S)
     channel.close()
-    assert said == [1, 2, grpc.StatusCode.UNAVAILABLE]
+    assert statuses == [1, 2, grpc.StatusCode.UNAVAILABLE]
 
 
 def test_an_idle_stream_does_not_delay_the_exit_of_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:

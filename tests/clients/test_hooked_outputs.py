@@ -106,17 +106,17 @@ def ask(
 ) -> dict[str, list[Any]]:
     """Request these outputs, or all if there are no names; return the received ones as plain lists."""
     how: dict[str, Any] = {"binary_data": binary} if over == "HTTP" else {}
-    made: Any = triton_http if over == "HTTP" else triton_grpc
-    with made.InferenceServerClient(live.address if over == "HTTP" else live.grpc_address) as client:
-        tensor = made.InferInput("x", ROWS.shape, "FP32")
+    triton: Any = triton_http if over == "HTTP" else triton_grpc
+    with triton.InferenceServerClient(live.address if over == "HTTP" else live.grpc_address) as client:
+        tensor = triton.InferInput("x", ROWS.shape, "FP32")
         tensor.set_data_from_numpy(ROWS)
-        outputs = [made.InferRequestedOutput(name, class_count=classes, **how) for name in names] or None
+        outputs = [triton.InferRequestedOutput(name, class_count=classes, **how) for name in names] or None
         result = client.infer(model, [tensor], outputs=outputs, **more)
     response = result.get_response()
-    told = (
+    requested = (
         [each["name"] for each in response["outputs"]] if over == "HTTP" else [each.name for each in response.outputs]
     )
-    arrays = {name: result.as_numpy(name) for name in told}
+    arrays = {name: result.as_numpy(name) for name in requested}
     return {name: texts(each) if each.dtype.hasobject else each.ravel().tolist() for name, each in arrays.items()}
 
 
@@ -206,8 +206,8 @@ def test_each_of_several_answers_has_the_requested_outputs_it_provides(
     while not came.empty():
         result, error = came.get()
         assert error is None
-        told = [each.name for each in result.get_response().outputs]
-        found.append({name: texts(result.as_numpy(name))[0] for name in told})
+        provided = [each.name for each in result.get_response().outputs]
+        found.append({name: texts(result.as_numpy(name))[0] for name in provided})
 
     assert found == answers
 
@@ -217,20 +217,20 @@ class Encoders:
 
     def __init__(self, live: Live, watched: pytest.MonkeyPatch) -> None:
         self._loop = live.call(_thread())
-        self._seen: list[int] = []
-        watched.setattr(inference, "encode_hook_outputs", self._told(encode_hook_outputs))
-        watched.setattr(OutputEncoder, "encode", self._told(OutputEncoder.encode))
+        self._thread_ids: list[int] = []
+        watched.setattr(inference, "encode_hook_outputs", self._recorded(encode_hook_outputs))
+        watched.setattr(OutputEncoder, "encode", self._recorded(OutputEncoder.encode))
 
-    def _told(self, encode: Callable[..., Any]) -> Callable[..., Any]:
-        def encoded(*args: Any, **said: Any) -> Any:
-            self._seen.append(threading.get_ident())
-            return encode(*args, **said)
+    def _recorded(self, encode: Callable[..., Any]) -> Callable[..., Any]:
+        def encoded(*args: Any, **options: Any) -> Any:
+            self._thread_ids.append(threading.get_ident())
+            return encode(*args, **options)
 
         return encoded
 
     def on_loop(self) -> bool:
         """Whether the last answer was encoded on the event loop."""
-        return self._seen[-1] == self._loop
+        return self._thread_ids[-1] == self._loop
 
 
 async def _thread() -> int:

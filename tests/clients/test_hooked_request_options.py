@@ -55,14 +55,14 @@ class TestPriority:
                 return pool.submit(way, live, value, priority)
 
             gated.gate.close()
-            asked = [ask(over_http, 0, 0)]
+            calls = [ask(over_http, 0, 0)]
             live.call(gated.gate.entered())
-            said = ((over_http, 3), (over_grpc, 2), (over_generate, 1), (over_stream, 1))
-            for count, (way, priority) in enumerate(said, 1):
-                asked.append(ask(way, count, priority))
+            priorities = ((over_http, 3), (over_grpc, 2), (over_generate, 1), (over_stream, 1))
+            for count, (way, priority) in enumerate(priorities, 1):
+                calls.append(ask(way, count, priority))
                 live.call(waiting(live, count))
             gated.gate.open()
-            for each in asked:
+            for each in calls:
                 each.result(PATIENCE_S)
 
         assert gated.runs[-5:] == [[0], [3], [4], [2], [1]]
@@ -70,28 +70,28 @@ class TestPriority:
 
 def over_http(live: Live, value: float, priority: int) -> None:
     with http.InferenceServerClient(live.address) as client:
-        client.infer("m", [given(http, value)], priority=priority)
+        client.infer("m", [input_of(http, value)], priority=priority)
 
 
 def over_grpc(live: Live, value: float, priority: int) -> None:
     with rpc.InferenceServerClient(live.grpc_address) as client:
-        client.infer("m", [given(rpc, value)], priority=priority)
+        client.infer("m", [input_of(rpc, value)], priority=priority)
 
 
 def over_generate(live: Live, value: float, priority: int) -> None:
-    asked = {"x": [value], "priority": priority}
-    assert httpx.post(f"{live.url}/v2/models/m/generate", json=asked, timeout=PATIENCE_S).status_code == 200
+    body = {"x": [value], "priority": priority}
+    assert httpx.post(f"{live.url}/v2/models/m/generate", json=body, timeout=PATIENCE_S).status_code == 200
 
 
 def over_stream(live: Live, value: float, priority: int) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with rpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: answers.put(error))
-        client.async_stream_infer("m", [given(rpc, value)], priority=priority)
+        client.async_stream_infer("m", [input_of(rpc, value)], priority=priority)
         assert answers.get(timeout=PATIENCE_S) is None
 
 
-def given(module: Any, value: float) -> Any:
+def input_of(module: Any, value: float) -> Any:
     return module.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.full((1, 1), value, np.float32))
 
 
@@ -116,7 +116,7 @@ class TestSequences:
             for at, (value, expected) in enumerate(zip(self.VALUES, self.SUMS, strict=True)):
                 for identity in (7, 8):
                     answer = client.infer(
-                        "one", [given(module, value * identity)], sequence_id=identity,
+                        "one", [input_of(module, value * identity)], sequence_id=identity,
                         sequence_start=not at, sequence_end=at == 2,
                     )  # fmt: skip
                     assert answer.as_numpy("y").tolist() == [[expected * identity]]
@@ -128,7 +128,7 @@ class TestSequences:
             client.start_stream(lambda result, error: answers.put((result, error)))
             for at, value in enumerate(self.VALUES):
                 client.async_stream_infer(
-                    "several", [given(rpc, value)], request_id=f"{at}", sequence_id=7,
+                    "several", [input_of(rpc, value)], request_id=f"{at}", sequence_id=7,
                     sequence_start=not at, sequence_end=at == 2,
                 )  # fmt: skip
             for _ in range(6):
@@ -141,6 +141,6 @@ class TestSequences:
     def test_sequence_state_is_kept_over_generate_stream(self, accumulators: Live) -> None:
         with httpx.Client(base_url=f"{accumulators.url}/v2/models/several/") as client:
             for at, (value, expected) in enumerate(zip(self.VALUES, self.SUMS, strict=True)):
-                said = {"x": [value], "sequence_id": 9, "sequence_start": not at, "sequence_end": at == 2}
-                text = client.post("generate_stream", json=said).text
+                body = {"x": [value], "sequence_id": 9, "sequence_start": not at, "sequence_end": at == 2}
+                text = client.post("generate_stream", json=body).text
                 assert text.count(f'"y":{expected}') == 2, text

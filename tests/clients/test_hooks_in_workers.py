@@ -77,8 +77,8 @@ def live(before: set[int], repository: Path) -> Iterator[Live]:
 
 @pytest.fixture
 def client(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20) as made:
-        yield made
+    with httpx.Client(base_url=live.url, timeout=20) as new_client:
+        yield new_client
 
 
 def predict(client: httpx.Client, sample: Any) -> dict[str, Any]:
@@ -97,22 +97,22 @@ def test_predict_http_and_grpc_requests_are_answered_by_a_worker(live: Live, cli
         (triton.InferenceServerClient(live.address), triton),
         (triton_grpc.InferenceServerClient(live.grpc_address), triton_grpc),
     ):
-        given = kind.InferInput("x", x.shape, "FP32")
-        given.set_data_from_numpy(x)
-        assert (asking.infer("hooked", [given]).as_numpy("y") == 3 * x).all()
+        tensor = kind.InferInput("x", x.shape, "FP32")
+        tensor.set_data_from_numpy(x)
+        assert (asking.infer("hooked", [tensor]).as_numpy("y") == 3 * x).all()
         asking.close()
 
 
 def test_a_generator_in_a_worker_is_streamed(live: Live) -> None:
-    given = triton_grpc.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(np.ones((1, 2), np.float32))
-    got: list[Any] = []
+    tensor = triton_grpc.InferInput("x", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
+    results: list[Any] = []
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
-        client.start_stream(lambda result, error: got.append(error or result.as_numpy("y").tolist()))
-        client.async_stream_infer("yields", [given])
+        client.start_stream(lambda result, error: results.append(error or result.as_numpy("y").tolist()))
+        client.async_stream_infer("yields", [tensor])
         client.stop_stream()
 
-    assert got == [[number] for number in range(12)]
+    assert results == [[number] for number in range(12)]
 
 
 def test_unloading_ends_the_workers_and_loading_starts_new_ones(
@@ -165,8 +165,8 @@ def test_killed_workers_do_not_affect_other_models_under_load(before: set[int], 
         name, number = key.split()
         status, value = ends[0]
         if status == 200:
-            given = value["y"][0] if name == "hooked" else value["outputs"][0]["data"]
-            assert given == [float(number) * (3 if name == "hooked" else 1)]
+            values = value["y"][0] if name == "hooked" else value["outputs"][0]["data"]
+            assert values == [float(number) * (3 if name == "hooked" else 1)]
         else:
             failed[key] = ends[0]
 
@@ -184,8 +184,8 @@ def test_a_client_that_disconnects_during_its_hook_does_not_affect_other_request
     os.mkfifo(pipe)
     body = json.dumps({"wait": str(pipe), "x": [[1]]}).encode()
     head = f"POST /v2/models/hooked/predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with socket.create_connection(("127.0.0.1", live.http_port)) as gone:
-        gone.sendall(head + body)
+    with socket.create_connection(("127.0.0.1", live.http_port)) as leaving:
+        leaving.sendall(head + body)
         gate = os.open(pipe, os.O_WRONLY)  # blocks until the hook has opened the pipe for reading
     for number in range(20):
         assert predict(client, {"x": [[number]]})["y"] == [[3 * number]]

@@ -56,9 +56,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def connection(live: Live) -> Iterator[http.client.HTTPConnection]:
-    made = http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=20)
-    yield made
-    made.close()
+    new_connection = http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=20)
+    yield new_connection
+    new_connection.close()
 
 
 def ask(connection: http.client.HTTPConnection, *request: Any, **options: Any) -> tuple[int, bytes]:
@@ -69,11 +69,11 @@ def ask(connection: http.client.HTTPConnection, *request: Any, **options: Any) -
 
 def exchange(live: Live, *parts: bytes) -> bytes:
     """Send parts on a new socket, then read until the server closes it."""
-    with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as plain:
+    with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as sock:
         for part in parts:
-            plain.sendall(part)
+            sock.sendall(part)
         received = b""
-        while piece := plain.recv(1 << 16):
+        while piece := sock.recv(1 << 16):
             received += piece
         return received
 
@@ -103,23 +103,23 @@ class TestConnections:
             assert connection.sock is own is not None
 
     def test_a_connection_is_closed_when_the_client_sends_connection_close(self, live: Live) -> None:
-        for asked in (request(PATH, BODY, CLOSE), head("GET", "/v2", CLOSE)):
-            answer = exchange(live, asked)
+        for message in (request(PATH, BODY, CLOSE), head("GET", "/v2", CLOSE)):
+            answer = exchange(live, message)
 
             assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
             assert b"\r\nconnection: close\r\n" in answer.lower()
 
     def test_an_http_1_0_request_is_answered_and_its_connection_closed(self, live: Live) -> None:
-        asked = request().replace(b"HTTP/1.1", b"HTTP/1.0")
+        message = request().replace(b"HTTP/1.1", b"HTTP/1.0")
 
-        assert json.loads(exchange(live, asked).partition(b"\r\n\r\n")[2]) == ANSWER
+        assert json.loads(exchange(live, message).partition(b"\r\n\r\n")[2]) == ANSWER
 
     def test_pipelined_requests_are_answered_in_order(self, live: Live) -> None:
-        asked = b"".join(
+        messages = b"".join(
             request(PATH, json.dumps(document(ARRAY * i, id=str(i))).encode()) + head("GET", f"/nowhere/{i}")
             for i in range(40)
         )
-        answers = _split(exchange(live, asked + head("GET", "/v2/health/live", CLOSE)))
+        answers = _split(exchange(live, messages + head("GET", "/v2/health/live", CLOSE)))
 
         assert [status for status, _ in answers] == [200, 404] * 40 + [200]
         assert [json.loads(body)["id"] for status, body in answers if status == 200 and body] == [
@@ -128,17 +128,17 @@ class TestConnections:
 
     @pytest.mark.parametrize("size", [1, 7, 64])
     def test_a_request_may_arrive_in_pieces_of_any_size(self, live: Live, size: int) -> None:
-        asked = request() + request(PATH, BODY, CLOSE)
-        answers = _split(exchange(live, *(asked[at : at + size] for at in range(0, len(asked), size))))
+        messages = request() + request(PATH, BODY, CLOSE)
+        answers = _split(exchange(live, *(messages[at : at + size] for at in range(0, len(messages), size))))
 
         assert [json.loads(body) for _, body in answers] == [ANSWER, ANSWER]
 
     def test_a_client_that_shuts_down_its_sending_side_receives_its_answer(self, live: Live) -> None:
-        with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as plain:
-            plain.sendall(request())
-            plain.shutdown(socket.SHUT_WR)
+        with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as sock:
+            sock.sendall(request())
+            sock.shutdown(socket.SHUT_WR)
             received = b""
-            while piece := plain.recv(1 << 16):
+            while piece := sock.recv(1 << 16):
                 received += piece
 
         assert json.loads(received.partition(b"\r\n\r\n")[2]) == ANSWER
@@ -226,8 +226,8 @@ class TestBodies:
 
     def test_extensions_and_trailers_of_chunks_are_ignored(self, live: Live) -> None:
         chunked = b"%x;name=value\r\n%b\r\n0\r\nafter: all\r\n\r\n" % (len(BODY), BODY)
-        asked = head("POST", PATH, "transfer-encoding: chunked") + chunked + head("GET", "/v2/health/live", CLOSE)
-        answers = _split(exchange(live, asked))
+        message = head("POST", PATH, "transfer-encoding: chunked") + chunked + head("GET", "/v2/health/live", CLOSE)
+        answers = _split(exchange(live, message))
 
         assert [status for status, _ in answers] == [200, 200]
         assert json.loads(answers[0][1]) == ANSWER
@@ -235,12 +235,12 @@ class TestBodies:
     @pytest.mark.parametrize("path", [PATH, "/v2/repository/index"])
     def test_a_client_that_expects_100_continue_receives_it(self, live: Live, path: str) -> None:
         body = BODY if path == PATH else b'{"ready": true}'
-        with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as plain:
-            plain.sendall(head("POST", path, f"content-length: {len(body)}", "expect: 100-continue", CLOSE))
-            assert plain.recv(1 << 16).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
-            plain.sendall(body)
+        with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as sock:
+            sock.sendall(head("POST", path, f"content-length: {len(body)}", "expect: 100-continue", CLOSE))
+            assert sock.recv(1 << 16).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+            sock.sendall(body)
             received = b""
-            while piece := plain.recv(1 << 16):
+            while piece := sock.recv(1 << 16):
                 received += piece
 
         assert received.startswith(b"HTTP/1.1 200 OK\r\n")

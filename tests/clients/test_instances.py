@@ -32,10 +32,10 @@ SECOND = (
 LIMITED = "execution_count"
 
 
-def short(name: str, limit: int, wanted: int) -> str:
+def short(name: str, limit: int, required: int) -> str:
     return (
         f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more model '
-        f"instances, the minimum required count is {wanted}"
+        f"instances, the minimum required count is {required}"
     )
 
 
@@ -255,10 +255,10 @@ class TestSequences:
             tritonclient.grpc.InferenceServerClient(live.grpc_address) as client,
         ):
             for value in range(1, 10):
-                given = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
-                given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+                tensor = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
+                tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
                 more = {"sequence_start": value == 1, "sequence_end": value == 9}
-                found = client.infer("m", [given], sequence_id=5, **more).as_numpy("y")
+                found = client.infer("m", [tensor], sequence_id=5, **more).as_numpy("y")
             (entry,) = client.get_inference_statistics("m").model_stats
 
         assert found.tolist() == [[45.0]]
@@ -305,7 +305,7 @@ class TestInstanceKinds:
         monkeypatch.setattr(Gpus, "_usable_gpus", lambda _: UsableGpus((), "no driver"))
 
     @pytest.mark.parametrize(
-        ("said", "kind", "count"),
+        ("config", "kind", "count"),
         [
             ("", "KIND_CPU", 1),
             ("instance_group { }", "KIND_CPU", 1),
@@ -315,9 +315,9 @@ class TestInstanceKinds:
         ],
     )
     def test_a_model_that_does_not_require_a_gpu_runs_on_the_cpu_without_one(
-        self, tmp_path: Path, triton: Any, said: str, kind: str, count: int
+        self, tmp_path: Path, triton: Any, config: str, kind: str, count: int
     ) -> None:
-        write(tmp_path, "m", said)
+        write(tmp_path, "m", config)
         with served(tmp_path) as (live, _), Asking(live, triton, "m") as asking:
             (group,) = config_of(live, triton, "m")["instance_group"]
             assert answers([asking.ask()])[0].error == ""
@@ -341,13 +341,13 @@ class TestHostPolicies:
         (cpu, *_) = os.sched_getaffinity(0)
         threads = 'parameters { key: "intra_op_thread_count" value { string_value: "4" } }'
         models.write_identity(tmp_path, "m", f'instance_group {{ count: 2 host_policy: "few" }} {threads}')
-        before = kept_to(cpu)
+        before = threads_on(cpu)
         with live_server(tmp_path, host_policy=(f"few,cpu-cores={cpu}-{cpu}",)) as live:
             with tritonclient.http.InferenceServerClient(live.address) as client:
                 assert client.is_model_ready("m")
-            kept = kept_to(cpu) - before
+            pinned = threads_on(cpu) - before
 
-        assert len(kept) == 2 + 3
+        assert len(pinned) == 2 + 3
 
     def test_a_host_policy_with_unavailable_cpus_fails_the_load(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "m", group())
@@ -355,7 +355,7 @@ class TestHostPolicies:
             assert "host policy: this process cannot run on any of its CPUs" in reasons(live, triton)["m"]
 
 
-def kept_to(cpu: int) -> set[str]:
+def threads_on(cpu: int) -> set[str]:
     """Return the threads of this process that are pinned to this one CPU."""
     found = set()
     for task in Path("/proc/self/task").iterdir():

@@ -131,8 +131,8 @@ def completion(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[Any]:
-    with httpclient.InferenceServerClient(live.address) as made:
-        yield made
+    with httpclient.InferenceServerClient(live.address) as new_client:
+        yield new_client
 
 
 # -- the repository --------------------------------------------------------------------------------------------
@@ -412,9 +412,9 @@ class TestCancellation:
 
     @pytest.fixture
     def gated(self) -> Iterator[Gated]:
-        made = Gated()
-        yield made
-        made.gate.open()
+        new_gated = Gated()
+        yield new_gated
+        new_gated.gate.open()
 
     @pytest.fixture
     def live(self, tmp_path: Path, gated: Gated) -> Iterator[Live]:

@@ -173,22 +173,22 @@ class Load:
 
     def ask(self, number: int) -> int:
         """Send requests until stopped. Returns: how many."""
-        triton, asked = (tritonclient.grpc, tritonclient.http)[number % 2], 0
-        said: dict[str, Any] = {"priority": number % 3}
+        triton, request_count = (tritonclient.grpc, tritonclient.http)[number % 2], 0
+        options: dict[str, Any] = {"priority": number % 3}
         if number >= 2:
-            said = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
+            options = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
         with client_of(self._live, triton) as client:
             while not self.over.is_set():
-                asked += 1
-                array = np.full((1, 4), number * 1000 + asked % 7, np.float32)
-                given = triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(array)
+                request_count += 1
+                array = np.full((1, 4), number * 1000 + request_count % 7, np.float32)
+                tensor = triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(array)
                 try:
-                    if not np.array_equal(client.infer("m", [given], **said).as_numpy("y"), array):
+                    if not np.array_equal(client.infer("m", [tensor], **options).as_numpy("y"), array):
                         self.wrong.append(array)
                 except InferenceServerException as error:
                     if number >= 2 or UNSAID not in str(error):
                         self.wrong.append(error)
-        return asked
+        return request_count
 
 
 class TestReconfiguration:
@@ -204,15 +204,15 @@ class TestReconfiguration:
     def test_a_load_can_change_the_scheduler_while_requests_arrive(self, live: Live) -> None:
         load = Load(live)
         with ThreadPoolExecutor(4) as pool, tritonclient.http.InferenceServerClient(live.address) as client:
-            asked = [pool.submit(load.ask, number) for number in range(4)]
+            futures = [pool.submit(load.ask, number) for number in range(4)]
             try:
-                for said in KINDS.values():
-                    client.load_model("m", config=json.dumps({"max_batch_size": 4, **said}))
-                    (reported,) = {*said} & {"dynamic_batching", "sequence_batching", "response_cache"} or {"name"}
+                for kind in KINDS.values():
+                    client.load_model("m", config=json.dumps({"max_batch_size": 4, **kind}))
+                    (reported,) = {*kind} & {"dynamic_batching", "sequence_batching", "response_cache"} or {"name"}
                     assert reported in client.get_model_config("m")
             finally:
                 load.over.set()
-            counts = [each.result(PATIENCE_S) for each in asked]
+            counts = [each.result(PATIENCE_S) for each in futures]
 
         assert load.wrong == []
         assert min(counts) > 0
@@ -225,16 +225,16 @@ class TestReconfiguration:
             live_server(tmp_path, load_model=("m",), **EXPLICIT) as live,
             tritonclient.http.InferenceServerClient(live.address, network_timeout=PATIENCE_S) as client,
         ):
-            given = tritonclient.http.InferInput("x", [1, 1], "FP32").set_data_from_numpy(array)
-            assert client.infer("m", [given]).as_numpy("y").item() == 1
+            tensor = tritonclient.http.InferInput("x", [1, 1], "FP32").set_data_from_numpy(array)
+            assert client.infer("m", [tensor]).as_numpy("y").item() == 1
             declared = client.get_model_config("m")
             client.load_model("m", config=json.dumps({**declared, "model_transaction_policy": {"decoupled": True}}))
             with pytest.raises(InferenceServerException, match="doesn't support models with decoupled") as failed:
-                client.infer("m", [given])
+                client.infer("m", [tensor])
             assert failed.value.status() == "501"
             events = httpx.post(f"{live.url}/v2/models/m/generate_stream", json={"x": [1.0]}).text
             client.load_model("m")
-            assert client.infer("m", [given]).as_numpy("y").item() == 1
+            assert client.infer("m", [tensor]).as_numpy("y").item() == 1
 
         assert events.count("data: ") == 1
 

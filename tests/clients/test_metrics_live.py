@@ -55,13 +55,13 @@ def parsed(text: str) -> Page:
     """Parse a page strictly: every sample once, after its HELP and TYPE, families in one piece."""
     page: Page = {}
     family = ""
-    seen: set[str] = set()
+    families: set[str] = set()
     assert text.endswith("\n")
     for line in text.splitlines():
         if line.startswith("# HELP "):
             family = line.split()[2]
-            assert family not in seen
-            seen.add(family)
+            assert family not in families
+            families.add(family)
         elif line.startswith("# TYPE "):
             assert line.split()[2] == family
             assert line.split()[3] in TYPES
@@ -123,7 +123,7 @@ def test_histograms_are_cumulative_and_agree_with_their_counts(live: Live) -> No
     page = parsed(scrape(live))
     labels = 'model="versions",version="10"'
     for name in ("penstock_queue_seconds", "penstock_compute_seconds", "penstock_total_seconds", "penstock_batch_rows"):
-        buckets = [value for (each, said), value in page.items() if each == f"{name}_bucket" and labels in said]
+        buckets = [value for (each, pairs), value in page.items() if each == f"{name}_bucket" and labels in pairs]
 
         assert buckets == sorted(buckets)
         assert buckets[-1] == page[f"{name}_count", labels] > 0

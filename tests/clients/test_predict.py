@@ -19,7 +19,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.clients import models
-from tests.clients.tensors import asked, document, given, texts
+from tests.clients.tensors import document, input_of, output_of, texts
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -70,14 +70,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20) as made:
-        yield made
+    with httpx.Client(base_url=live.url, timeout=20) as new_client:
+        yield new_client
 
 
 @pytest.fixture(scope="module")
 def tritonclient(live: Live) -> Iterator[Any]:
-    with triton.InferenceServerClient(live.address) as made:
-        yield made
+    with triton.InferenceServerClient(live.address) as new_client:
+        yield new_client
 
 
 def flowers() -> tuple[list[dict[str, float]], list[int]]:
@@ -154,8 +154,8 @@ class TestIrisExample:
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate"])
     def test_a_compressed_sample_is_accepted(self, client: httpx.Client, coding: str) -> None:
-        plain = json.dumps(SETOSA).encode()
-        body = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)
+        uncompressed = json.dumps(SETOSA).encode()
+        body = gzip.compress(uncompressed) if coding == "gzip" else zlib.compress(uncompressed)
 
         assert client.post(PREDICT, content=body, headers={"content-encoding": coding}).json() == NAMES[0]
 
@@ -163,8 +163,8 @@ class TestIrisExample:
         rows = np.array([[5.2, 3.6, 1.4, 0.3], [6.3, 3.3, 6.0, 2.5]], np.float32)
         for binary in (True, False):
             result = tritonclient.infer(
-                "iris", [given("input", rows, binary=binary)], parameters={"hooks": False},
-                outputs=[asked("label", binary=binary), asked("probabilities", binary=binary)],
+                "iris", [input_of("input", rows, binary=binary)], parameters={"hooks": False},
+                outputs=[output_of("label", binary=binary), output_of("probabilities", binary=binary)],
             )  # fmt: skip
 
             assert result.as_numpy("label").tolist() == [0, 2]
@@ -172,7 +172,7 @@ class TestIrisExample:
 
     def test_infer_passes_arrays_to_a_hook_and_its_error_is_a_bad_request(self, tritonclient: Any) -> None:
         with pytest.raises(InferenceServerException, match="sepal_length") as caught:
-            tritonclient.infer("iris", [given("input", np.ones((1, 4), np.float32))])
+            tritonclient.infer("iris", [input_of("input", np.ones((1, 4), np.float32))])
 
         assert caught.value.status() == "400"
 
@@ -227,7 +227,7 @@ class TestHooks:
 
     def test_infer_passes_arrays_to_the_hooks_and_returns_their_tensors(self, tritonclient: Any) -> None:
         sent = np.array([[1, 2], [3, 4]], np.float32)
-        result = tritonclient.infer("hooked", [given("x", sent)], request_id="9")
+        result = tritonclient.infer("hooked", [input_of("x", sent)], request_id="9")
 
         assert result.get_response()["id"] == "9"
         assert [each["name"] for each in result.get_response()["outputs"]] == ["total", "note", "rows"]
@@ -246,21 +246,21 @@ class TestHooks:
         self, client: httpx.Client
     ) -> None:
         body = document(np.ones((1, 2), np.float32))
-        for said, told in (({}, ["y", "note"]), ({"outputs": [{"name": "y"}]}, ["y"])):
-            outputs = client.post("/v2/models/adding/infer", json={**body, **said}).json()["outputs"]
+        for options, names in (({}, ["y", "note"]), ({"outputs": [{"name": "y"}]}, ["y"])):
+            outputs = client.post("/v2/models/adding/infer", json={**body, **options}).json()["outputs"]
 
-            assert [each["name"] for each in outputs] == told
+            assert [each["name"] for each in outputs] == names
             assert outputs[0]["data"] == [1.0, 1.0]
 
     def test_an_output_added_by_a_hook_is_binary_if_all_outputs_are(self, tritonclient: Any) -> None:
-        result = tritonclient.infer("adding", [given("x", np.ones((1, 2), np.float32))])
+        result = tritonclient.infer("adding", [input_of("x", np.ones((1, 2), np.float32))])
 
         assert texts(result.as_numpy("note")) == ["naïve"]
         assert all("binary_data_size" in each["parameters"] for each in result.get_response()["outputs"])
 
     def test_an_error_in_a_hook_of_infer_reaches_the_client_with_the_request_id(self, tritonclient: Any) -> None:
         with pytest.raises(InferenceServerException) as caught:
-            tritonclient.infer("hooked", [given("x", np.zeros((1, 2), np.float32))], request_id="id-5")
+            tritonclient.infer("hooked", [input_of("x", np.zeros((1, 2), np.float32))], request_id="id-5")
 
         assert caught.value.status() == "500"
         assert "id-5" in caught.value.message()

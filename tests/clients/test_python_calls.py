@@ -97,15 +97,15 @@ class Ask:
         self._live = live
         self._triton = triton
 
-    def __call__(self, model: str, value: float, width: int = 1, **said: Any) -> list[Any]:
+    def __call__(self, model: str, value: float, width: int = 1, **parameters: Any) -> list[Any]:
         """Return the content of each answer: its values, or an error's text."""
         grpc = self._triton is tritonclient.grpc
         array = np.full((1, width), value, np.float32)
-        given = self._triton.InferInput("x", [1, width], "FP32").set_data_from_numpy(array)
+        tensor = self._triton.InferInput("x", [1, width], "FP32").set_data_from_numpy(array)
         with self._triton.InferenceServerClient(self._live.grpc_address if grpc else self._live.address) as client:
-            answer = client.infer("caller", [given], parameters={"model_name": model, **said})
-        told: list[Any] = json.loads(answer.as_numpy("y").item())
-        return told
+            answer = client.infer("caller", [tensor], parameters={"model_name": model, **parameters})
+        answer_values: list[Any] = json.loads(answer.as_numpy("y").item())
+        return answer_values
 
     def counts(self, model: str) -> tuple[int, int]:
         """Return a model's inferences and executions."""
@@ -160,8 +160,8 @@ def test_a_bls_call_can_run_a_nested_ensemble(ask: Ask) -> None:
 def test_a_bls_call_can_request_outputs_added_by_hooks_and_unknown_outputs_are_rejected(
     ask: Ask, decoupled: bool
 ) -> None:
-    for names, told in (("double", [6]), ("y double", [3, 6]), ("y", [3]), ("", [3, 6])):
-        assert ask("hooked", 3, gives=names, decoupled=decoupled) == [told]
+    for names, values in (("double", [6]), ("y double", [3, 6]), ("y", [3]), ("", [3, 6])):
+        assert ask("hooked", 3, gives=names, decoupled=decoupled) == [values]
     for names in ("triple", "y triple"):
         text = "unexpected inference output 'triple' for model 'hooked'"
         assert ask("hooked", 3, gives=names, decoupled=decoupled) == [text]

@@ -42,7 +42,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     assert left_behind() == before
 
 
-def given(client: Any, tensors: dict[str, Any]) -> list[Any]:
+def inputs_of(client: Any, tensors: dict[str, Any]) -> list[Any]:
     inputs = []
     for name, array in tensors.items():
         tensor = client.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
@@ -57,7 +57,7 @@ def ask(request: pytest.FixtureRequest, live: Live) -> Iterator[Ask]:
     module = triton_http if request.param == "http" else triton_grpc
     address = live.address if request.param == "http" else live.grpc_address
     with module.InferenceServerClient(address) as client:
-        yield lambda model, tensors, **terms: client.infer(model, given(module, tensors), **terms)
+        yield lambda model, tensors, **terms: client.infer(model, inputs_of(module, tensors), **terms)
 
 
 def floats(*values: float) -> Any:
@@ -74,7 +74,7 @@ def streamed(live: Live, model: str, tensors: dict[str, Any]) -> list[Any]:
     answers: list[Any] = []
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
-        client.async_stream_infer(model, given(triton_grpc, tensors), enable_empty_final_response=True)
+        client.async_stream_infer(model, inputs_of(triton_grpc, tensors), enable_empty_final_response=True)
         while True:
             answer = came.get(timeout=30)
             if isinstance(answer, InferenceServerException):
@@ -109,20 +109,20 @@ def test_a_request_exposes_its_id_parameters_and_inputs(ask: Ask) -> None:
     result = ask(
         "telling", {"IN": floats(1)}, request_id="mine", parameters={"a": 1, "b": "x", "c": True}, timeout=3_000_000
     )
-    seen = json.loads(result.as_numpy("SEEN")[0])
+    properties = json.loads(result.as_numpy("SEEN")[0])
 
-    assert (seen["id"], seen["parameters"], seen["inputs"]) == (
+    assert (properties["id"], properties["parameters"], properties["inputs"]) == (
         "mine", {"a": 1, "b": "x", "c": True}, [["IN", 11, [1], True]],
     )  # fmt: skip
-    assert seen["args"]["model_instance_name"] == "telling_0_0"
+    assert properties["args"]["model_instance_name"] == "telling_0_0"
 
 
 @pytest.mark.parametrize("correlation", [5, "five"])
 def test_a_request_exposes_its_sequence_id_and_flags(ask: Ask, correlation: int | str) -> None:
     result = ask("telling", {}, sequence_id=correlation, sequence_start=True, sequence_end=True)
-    seen = json.loads(result.as_numpy("SEEN")[0])
+    properties = json.loads(result.as_numpy("SEEN")[0])
 
-    assert (seen["correlation"], seen["flags"]) == (correlation, 3)
+    assert (properties["correlation"], properties["flags"]) == (correlation, 3)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_model_can_detect_that_its_client_has_canceled(live: Live) -> None:
     came: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
-        client.async_stream_infer("cancelling", given(triton_grpc, {"IN": ints(0)}))
+        client.async_stream_infer("cancelling", inputs_of(triton_grpc, {"IN": ints(0)}))
         came.get(timeout=30)
         client.stop_stream(cancel_requests=True)
 
@@ -273,8 +273,8 @@ def test_a_model_can_load_and_unload_other_models(tmp_path: Path) -> None:
     ):
 
         def ready(do: str) -> list[bool]:
-            said = {"do": do, "model": "identity"}
-            return client.infer("loader", [], parameters=said).as_numpy("READY").tolist()[1]  # type: ignore[no-any-return]
+            parameters = {"do": do, "model": "identity"}
+            return client.infer("loader", [], parameters=parameters).as_numpy("READY").tolist()[1]  # type: ignore[no-any-return]
 
         found = [ready("ask"), ready("load"), client.is_model_ready("identity"), ready("unload")]
 

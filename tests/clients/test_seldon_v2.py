@@ -104,7 +104,7 @@ def serving(folder: Path, component: str, **settings: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def said(folder: Path) -> Iterator[Live]:
+def described(folder: Path) -> Iterator[Live]:
     with serving(folder, "Said", allow_client_shm=True) as live:
         yield live
 
@@ -118,7 +118,7 @@ def client_of(live: Live, module: Any) -> Any:
     return module.InferenceServerClient(live.address if module is triton_http else live.grpc_address)
 
 
-def given(module: Any, tensors: dict[str, Any]) -> list[Any]:
+def inputs_of(module: Any, tensors: dict[str, Any]) -> list[Any]:
     inputs = []
     for name, array in tensors.items():
         tensor = module.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
@@ -129,7 +129,7 @@ def given(module: Any, tensors: dict[str, Any]) -> list[Any]:
 
 def infer(live: Live, module: Any, model: str, tensors: dict[str, Any], **terms: Any) -> Any:
     with client_of(live, module) as client:
-        return client.infer(model, given(module, tensors), **terms)
+        return client.infer(model, inputs_of(module, tensors), **terms)
 
 
 def test_a_component_without_metadata_takes_and_returns_fp64(folder: Path, module: Any) -> None:
@@ -146,40 +146,40 @@ def test_a_component_without_metadata_takes_and_returns_fp64(folder: Path, modul
         assert [group["count"] for group in config["instance_group"]] == [1]
 
 
-def test_the_metadata_of_a_component_becomes_the_metadata_of_its_model(said: Live, module: Any) -> None:
-    answer = infer(said, module, "Said", {"x": np.zeros((200, 3), np.float32)})
+def test_the_metadata_of_a_component_becomes_the_metadata_of_its_model(described: Live, module: Any) -> None:
+    answer = infer(described, module, "Said", {"x": np.zeros((200, 3), np.float32)})
 
     assert answer.as_numpy("y").dtype == np.float32
     assert answer.as_numpy("y").tolist() == [[1.0] * 3] * 200
-    found = httpx.get(f"{said.url}/v2/models/Said").json()
+    found = httpx.get(f"{described.url}/v2/models/Said").json()
     assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
 
 
-def test_errors_of_user_code_and_wrong_inputs_are_reported_and_tags_are_returned(said: Live, module: Any) -> None:
+def test_errors_of_user_code_and_wrong_inputs_are_reported_and_tags_are_returned(described: Live, module: Any) -> None:
     with pytest.raises(InferenceServerException, match="thirteen is not taken"):
-        infer(said, module, "Said", {"x": np.full((1, 3), 13, np.float32)})
+        infer(described, module, "Said", {"x": np.full((1, 3), 13, np.float32)})
     with pytest.raises(InferenceServerException, match="expects 'FP32'"):
-        infer(said, module, "Said", {"x": np.zeros((1, 3))})
+        infer(described, module, "Said", {"x": np.zeros((1, 3))})
     with pytest.raises(InferenceServerException, match="unexpected shape"):
-        infer(said, module, "Said", {"x": np.zeros((1, 4), np.float32)})
-    answer = infer(said, module, "Said", {"x": np.zeros((1, 3), np.float32)}, request_id="an id")
+        infer(described, module, "Said", {"x": np.zeros((1, 4), np.float32)})
+    answer = infer(described, module, "Said", {"x": np.zeros((1, 3), np.float32)}, request_id="an id")
     response = answer.get_response()
     tagged = response["parameters"]["tagged"] if module is triton_http else response.parameters["tagged"].string_param
     assert tagged == "yes"
 
 
-def test_an_error_of_user_code_has_status_500_and_its_metrics_are_exposed(said: Live) -> None:
+def test_an_error_of_user_code_has_status_500_and_its_metrics_are_exposed(described: Live) -> None:
     entry = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [13, 1, 1]}
-    answer = httpx.post(f"{said.url}/v2/models/Said/infer", json={"inputs": [entry]})
+    answer = httpx.post(f"{described.url}/v2/models/Said/infer", json={"inputs": [entry]})
 
     assert (answer.status_code, answer.json()) == (500, {"error": "thirteen is not taken"})
-    httpx.post(f"{said.url}/v2/models/Said/infer", json={"inputs": [{**entry, "data": [1, 1, 1]}]})
-    assert "said_calls_total{" in httpx.get(f"http://127.0.0.1:{said.metrics_port}/metrics").text
+    httpx.post(f"{described.url}/v2/models/Said/infer", json={"inputs": [{**entry, "data": [1, 1, 1]}]})
+    assert "said_calls_total{" in httpx.get(f"http://127.0.0.1:{described.metrics_port}/metrics").text
 
 
 @needs_both_protocols
-def test_the_same_instance_also_answers_seldons_own_protocol(said: Live) -> None:
-    answer = httpx.post(f"{said.url}/predict", json={"data": {"ndarray": [[1.0, 2.0, 3.0]]}})
+def test_the_same_instance_also_answers_seldons_own_protocol(described: Live) -> None:
+    answer = httpx.post(f"{described.url}/predict", json={"data": {"ndarray": [[1.0, 2.0, 3.0]]}})
 
     assert answer.json()["data"]["ndarray"] == [[2.0, 3.0, 4.0]]
 
@@ -195,19 +195,19 @@ def test_calls_of_both_protocols_are_counted_once(folder: Path) -> None:
         assert found["execution_count"] == 4
 
 
-def test_tensors_in_shared_memory_are_read_and_written(said: Live, module: Any) -> None:
+def test_tensors_in_shared_memory_are_read_and_written(described: Live, module: Any) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     name = f"seldon_{module.__name__.rpartition('.')[2]}"
     region = system_memory.create_shared_memory_region(name, f"/{name}", 2 * rows.nbytes)
     try:
-        with client_of(said, module) as client:
+        with client_of(described, module) as client:
             system_memory.set_shared_memory_region(region, [rows])
             client.register_system_shared_memory(name, f"/{name}", 2 * rows.nbytes)
-            taken = module.InferInput("x", rows.shape, "FP32")
-            taken.set_shared_memory(name, rows.nbytes)
-            wanted = module.InferRequestedOutput("y")
-            wanted.set_shared_memory(name, rows.nbytes, offset=rows.nbytes)
-            client.infer("Said", [taken], outputs=[wanted])
+            tensor = module.InferInput("x", rows.shape, "FP32")
+            tensor.set_shared_memory(name, rows.nbytes)
+            requested = module.InferRequestedOutput("y")
+            requested.set_shared_memory(name, rows.nbytes, offset=rows.nbytes)
+            client.infer("Said", [tensor], outputs=[requested])
             client.unregister_system_shared_memory(name)
         found = system_memory.get_contents_as_numpy(region, np.float32, [2, 3], offset=rows.nbytes)
         assert found.tolist() == (rows + 1).tolist()
@@ -222,8 +222,8 @@ def test_strings_and_several_tensors_are_passed_to_the_component(folder: Path, m
     with serving(folder, "Two") as live:
         answer = infer(live, module, "Two", {"b": np.array([2.0]), "a": np.array([1.0])})
         assert (answer.as_numpy("of_a").tolist(), answer.as_numpy("of_b").tolist()) == ([10.0], [20.0])
-        wanted = [module.InferRequestedOutput("of_b")]
-        answer = infer(live, module, "Two", {"b": np.array([2.0]), "a": np.array([1.0])}, outputs=wanted)
+        requested = [module.InferRequestedOutput("of_b")]
+        answer = infer(live, module, "Two", {"b": np.array([2.0]), "a": np.array([1.0])}, outputs=requested)
         assert answer.as_numpy("of_a") is None
 
 
@@ -242,7 +242,7 @@ def test_calls_of_both_protocols_share_batches_with_seldon_batching(folder: Path
                     value = float(number + turn)
                     found = rest.post(f"{live.url}/predict", json={"data": {"ndarray": [[value]]}}).json()
                     assert found["data"]["ndarray"] == [[value]]
-                    answer = v2.infer("Wide", given(triton_http, {"input": np.array([[value]])}))
+                    answer = v2.infer("Wide", inputs_of(triton_http, {"input": np.array([[value]])}))
                     assert answer.as_numpy("output").tolist() == [[value]]
 
         with ThreadPoolExecutor(16) as pool:

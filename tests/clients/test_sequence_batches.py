@@ -33,8 +33,8 @@ class Sequenced(Asking):
 
     def one(self, identity: int, value: float, flags: str = "") -> Any:
         """Send a request of a sequence; `flags`: "s" for its first, "e" for its last."""
-        said = {"sequence_id": identity, "sequence_start": "s" in flags, "sequence_end": "e" in flags}
-        return self.ask(1, value, 1, **said)
+        options = {"sequence_id": identity, "sequence_start": "s" in flags, "sequence_end": "e" in flags}
+        return self.ask(1, value, 1, **options)
 
     def line(self, *identities: int, flags: str = "") -> list[Any]:
         """Send a request of each sequence once the previous one is queued; its value is its sequence."""

@@ -25,8 +25,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.clients.sequence_models import (
     CONTROLS,
+    CORRID,
     STATE,
-    TOLD,
     config,
     write_accumulator,
     write_growing,
@@ -66,7 +66,7 @@ def write_all(root: Path) -> Path:
     (root / "begun" / "initial_state" / "hundred").write_bytes(np.float32(100).tobytes())
     write_growing(root, "growing", config(4, "oldest {}" + (STATE % "").replace("[ 1 ]", "[ -1 ]")))
     for name, kind in (("teller", "TYPE_UINT64"), ("text_teller", "TYPE_STRING")):
-        write_teller(root, name, config(4, "direct {}" + TOLD % kind, MORE.format(kind)), string="text" in name)
+        write_teller(root, name, config(4, "direct {}" + CORRID % kind, MORE.format(kind)), string="text" in name)
     for kind in ("INT64", "UINT32", "INT32"):
         write_truths(root, f"teller_{kind}", kind)
     return root
@@ -91,9 +91,9 @@ def number(client: Any, value: float, shape: tuple[int, ...] = (1, 1)) -> list[A
     return [tensor.set_data_from_numpy(np.full(shape, value, np.float32))]
 
 
-def ask(client: Any, model: str, value: float, identity: int | str, **said: Any) -> float:
+def ask(client: Any, model: str, value: float, identity: int | str, **options: Any) -> float:
     shape = (1,) if model == "rowless" else (1, 1)
-    result = client.infer(model, number(client, value, shape), sequence_id=identity, **said)
+    result = client.infer(model, number(client, value, shape), sequence_id=identity, **options)
     return float(result.as_numpy("y").item())
 
 
@@ -145,29 +145,29 @@ class TestState:
         assert result.as_numpy("STATE_OUT").tolist() == [[3]]
 
         module = http if "http" in type(client).__module__ else rpc
-        wanted = [module.InferRequestedOutput("STATE_OUT")]
+        requested = [module.InferRequestedOutput("STATE_OUT")]
         with pytest.raises(InferenceServerException, match="unexpected inference output 'STATE_OUT'"):
-            client.infer("direct", number(client, 3), outputs=wanted, sequence_id=1, sequence_start=True)
+            client.infer("direct", number(client, 3), outputs=requested, sequence_id=1, sequence_start=True)
 
     def test_a_model_receives_the_controls_of_its_sequences(self, client: Any) -> None:
-        told = []
+        controls = []
         for flags in ({"sequence_start": True}, {}, {"sequence_end": True}):
             result = client.infer("teller", number(client, 0), sequence_id=1 << 40, **flags)
-            told.append((result.as_numpy("flags").item(), result.as_numpy("id").item()))
+            controls.append((result.as_numpy("flags").item(), result.as_numpy("id").item()))
 
-        assert told == [(5, 1 << 40), (4, 1 << 40), (6, 1 << 40)]
+        assert controls == [(5, 1 << 40), (4, 1 << 40), (6, 1 << 40)]
 
     @pytest.mark.parametrize("kind", ["INT64", "UINT32", "INT32"])
     def test_correlation_ids_may_have_other_integer_types_and_flags_may_be_booleans(
         self, client: Any, kind: str
     ) -> None:
-        identity, told = (1 << 40) + 9, []
+        identity, controls = (1 << 40) + 9, []
         for flags in ({"sequence_start": True}, {}, {"sequence_end": True}):
             result = client.infer(f"teller_{kind}", number(client, 0), sequence_id=identity, **flags)
-            told.append([result.as_numpy(name).item() for name in ("start", "end", "ready", "id")])
+            controls.append([result.as_numpy(name).item() for name in ("start", "end", "ready", "id")])
 
-        kept = identity if kind == "INT64" else 9  # an id that is too long loses its upper bits, as in Triton
-        assert told == [[True, False, True, kept], [False, False, True, kept], [False, True, True, kept]]
+        id_seen = identity if kind == "INT64" else 9  # an id that is too long loses its upper bits, as in Triton
+        assert controls == [[True, False, True, id_seen], [False, False, True, id_seen], [False, True, True, id_seen]]
 
     def test_a_model_may_receive_string_correlation_ids(self, client: Any) -> None:
         result = client.infer(
@@ -246,13 +246,13 @@ class TestRejections:
             ask(client, "direct", 1, "x" * 129, sequence_start=True)
 
     @pytest.mark.parametrize(
-        ("model", "identity", "given", "wanted"),
+        ("model", "identity", "sent", "expected"),
         [("teller", "a", "BYTES", "UINT64"), ("text_teller", 1, "UINT64", "BYTES")],
     )
     def test_a_correlation_id_of_a_type_that_the_model_does_not_take_is_rejected(
-        self, client: Any, model: str, identity: int | str, given: str, wanted: str
+        self, client: Any, model: str, identity: int | str, sent: str, expected: str
     ) -> None:
-        text = f"sequence batching control 'CORRID' data-type is '{given}', but model '{model}' expects '{wanted}'"
+        text = f"sequence batching control 'CORRID' data-type is '{sent}', but model '{model}' expects '{expected}'"
         with pytest.raises(InferenceServerException, match=text):
             ask(client, model, 1, identity, sequence_start=True)
 
@@ -269,11 +269,11 @@ class TestDisconnection:
     def test_a_client_that_disconnects_while_waiting_for_a_slot_leaves_no_state(self, live: Live) -> None:
         with http.InferenceServerClient(live.address) as client:
             ask(client, "one_at_a_time", 1, 1, sequence_start=True)
-            gone = HTTPConnection(live.address)
-            gone.request("POST", "/v2/models/one_at_a_time/infer", _document(("inputs", "parameters"), 2, True))
+            connection = HTTPConnection(live.address)
+            connection.request("POST", "/v2/models/one_at_a_time/infer", _document(("inputs", "parameters"), 2, True))
             waiting(live, "one_at_a_time", 1)
-            gone.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            gone.close()
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
             waiting(live, "one_at_a_time", 0)
             assert ask(client, "one_at_a_time", 2, 1, sequence_end=True) == 3
 
@@ -322,7 +322,7 @@ def _post(connection: HTTPConnection, order: tuple[str, str], identity: int | st
     return float(answer["outputs"][0]["data"][0])
 
 
-def _send(client: Any, identity: int, value: float, future: Future[float], **said: Any) -> Any:
+def _send(client: Any, identity: int, value: float, future: Future[float], **options: Any) -> Any:
     """Send a request without waiting for its answer."""
 
     def answered(result: Any, error: Exception | None) -> None:
@@ -331,22 +331,22 @@ def _send(client: Any, identity: int, value: float, future: Future[float], **sai
         else:
             future.set_result(float(result.as_numpy("y").item()))
 
-    return client.async_infer("one_at_a_time", number(client, value), answered, sequence_id=identity, **said)
+    return client.async_infer("one_at_a_time", number(client, value), answered, sequence_id=identity, **options)
 
 
 class Stream:
     """A gRPC stream of one sequence. Answers come in the order of the requests, as in Triton."""
 
     def __init__(self, client: Any) -> None:
-        self._asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._requests_queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._answers = client.stream_infer(self._requests())
 
     async def _requests(self) -> AsyncIterator[dict[str, Any]]:
-        while (asked := await self._asked.get()) is not None:
-            yield asked
+        while (request := await self._requests_queue.get()) is not None:
+            yield request
 
-    async def infer(self, model: str, inputs: list[Any], **said: Any) -> Any:
-        self._asked.put_nowait({"model_name": model, "inputs": inputs, **said})
+    async def infer(self, model: str, inputs: list[Any], **options: Any) -> Any:
+        self._requests_queue.put_nowait({"model_name": model, "inputs": inputs, **options})
         result, error = await anext(aiter(self._answers))
         if error is not None:
             raise error
@@ -354,7 +354,7 @@ class Stream:
 
     async def close(self) -> None:
         """Half-close the stream, and wait until the server has noticed."""
-        self._asked.put_nowait(None)
+        self._requests_queue.put_nowait(None)
         async for _ in self._answers:
             raise AssertionError("nobody asked")
 
@@ -381,27 +381,27 @@ class Life:
         for i, value in enumerate(self.values):
             total += value
             last = i == len(self.values) - 1
-            said = {"sequence_start": not i, "sequence_end": last and self.end == "ends"}
+            flags = {"sequence_start": not i, "sequence_end": last and self.end == "ends"}
             tensor = module.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.full((1, 1), value, np.float32))
-            asking = asyncio.ensure_future(client.infer(self.model, [tensor], sequence_id=self.id, **said))
+            asking = asyncio.ensure_future(client.infer(self.model, [tensor], sequence_id=self.id, **flags))
             if last and self.end == "is cut off":
                 await asyncio.wait({asking}, timeout=self.random.choice((0, 0.001, 0.01)))
                 asking.cancel()
                 if stream is not None:
                     stream.die()
                 return
-            self._check(await asking, total, value, said)
+            self._check(await asking, total, value, flags)
         if stream is not None:
             await stream.close()
 
-    def _check(self, result: Any, total: int, value: int, said: dict[str, bool]) -> None:
+    def _check(self, result: Any, total: int, value: int, flags: dict[str, bool]) -> None:
         if "teller" not in self.model:
             assert result.as_numpy("y").tolist() == [[total]], (self.id, self.values)
             return
         assert result.as_numpy("y").tolist() == [[value]]
-        told = result.as_numpy("id").item()
-        assert (told.decode() if isinstance(told, bytes) else told) == self.id
-        assert result.as_numpy("flags").item() == 4 + said["sequence_start"] + 2 * said["sequence_end"]
+        id_seen = result.as_numpy("id").item()
+        assert (id_seen.decode() if isinstance(id_seen, bytes) else id_seen) == self.id
+        assert result.as_numpy("flags").item() == 4 + flags["sequence_start"] + 2 * flags["sequence_end"]
 
 
 SOAKED = ("soak_direct", "soak_oldest", "soak_threaded", "soak_teller", "soak_text_teller")
@@ -420,7 +420,7 @@ def write_soaked(root: Path) -> Path:
         ("soak_teller", "TYPE_UINT64", f"direct {{}} {idle}"),
         ("soak_text_teller", "TYPE_STRING", oldest.format(64, idle)),
     ):
-        write_teller(root, name, config(64, how + TOLD % kind, MORE.format(kind)), string="text" in name)
+        write_teller(root, name, config(64, how + CORRID % kind, MORE.format(kind)), string="text" in name)
     return root
 
 

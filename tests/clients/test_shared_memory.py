@@ -47,9 +47,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def client(live: Live) -> Iterator[Any]:
-    with triton.InferenceServerClient(live.address) as made:
-        yield made
-        made.unregister_system_shared_memory()
+    with triton.InferenceServerClient(live.address) as new_client:
+        yield new_client
+        new_client.unregister_system_shared_memory()
 
 
 @contextmanager
@@ -71,11 +71,11 @@ def placed(
 ) -> tuple[Any, Any]:
     """An input and an output in shared memory; `place` is the region, the bytes of each, and both offsets."""
     region, byte_size, offset, offset_out = place
-    given = of.InferInput(name, list(shape), datatype)
-    given.set_shared_memory(region, byte_size, offset)
-    wanted = of.InferRequestedOutput("y" if name == "x" else name.replace("IN", "OUT"))
-    wanted.set_shared_memory(region, byte_size, offset_out)
-    return given, wanted
+    tensor = of.InferInput(name, list(shape), datatype)
+    tensor.set_shared_memory(region, byte_size, offset)
+    requested = of.InferRequestedOutput("y" if name == "x" else name.replace("IN", "OUT"))
+    requested.set_shared_memory(region, byte_size, offset_out)
+    return tensor, requested
 
 
 class TestTensors:
@@ -85,13 +85,13 @@ class TestTensors:
             shm.set_shared_memory_region(inputs, [A])
             shm.set_shared_memory_region(inputs, [B], offset=64)
             client.register_system_shared_memory("input_data", key(inputs), 128)
-            given, wanted = [], []
+            tensors, requested = [], []
             for number in (0, 1):
-                given.append(triton.InferInput(f"INPUT{number}", [1, 16], "INT32"))
-                given[-1].set_shared_memory("input_data", 64, offset=64 * number)
-                wanted.append(triton.InferRequestedOutput(f"OUTPUT{number}", binary_data=True))
-                wanted[-1].set_shared_memory("output_data", 64, offset=64 * number)
-            result = client.infer("simple", given, outputs=wanted, request_id="1")
+                tensors.append(triton.InferInput(f"INPUT{number}", [1, 16], "INT32"))
+                tensors[-1].set_shared_memory("input_data", 64, offset=64 * number)
+                requested.append(triton.InferRequestedOutput(f"OUTPUT{number}", binary_data=True))
+                requested[-1].set_shared_memory("output_data", 64, offset=64 * number)
+            result = client.infer("simple", tensors, outputs=requested, request_id="1")
 
             assert result.get_response() == {
                 "id": "1", "model_name": "simple", "model_version": "1",
@@ -115,8 +115,8 @@ class TestTensors:
         with memory("region", 2 * size) as region:
             shm.set_shared_memory_region(region, [values])
             client.register_system_shared_memory("region", key(region), 2 * size)
-            given, wanted = placed("x", datatype, (1, 4), ("region", size, 0, size))
-            client.infer(f"identity_{datatype}", [given], outputs=[wanted])
+            tensor, requested = placed("x", datatype, (1, 4), ("region", size, 0, size))
+            client.infer(f"identity_{datatype}", [tensor], outputs=[requested])
 
             found = shm.get_contents_as_numpy(region, values.dtype, [1, 4], size)
             np.testing.assert_array_equal(found, values)
@@ -128,8 +128,8 @@ class TestTensors:
         with memory("words", 2 * size) as region:
             shm.set_shared_memory_region(region, [raw])
             client.register_system_shared_memory("words", key(region), 2 * size)
-            given, wanted = placed("x", "BYTES", (1, 4), ("words", size, 0, size))
-            client.infer("identity_BYTES", [given], outputs=[wanted])
+            tensor, requested = placed("x", "BYTES", (1, 4), ("words", size, 0, size))
+            client.infer("identity_BYTES", [tensor], outputs=[requested])
 
             assert shm.get_contents_as_numpy(region, np.object_, [1, 4], size).tolist() == words.tolist()
 
@@ -137,15 +137,15 @@ class TestTensors:
         with memory("mixed", 128) as region:
             shm.set_shared_memory_region(region, [A])
             client.register_system_shared_memory("mixed", key(region), 64, offset=0)
-            given, _ = placed("INPUT0", "INT32", (1, 16), ("mixed", 64, 0, 0))
+            tensor, _ = placed("INPUT0", "INT32", (1, 16), ("mixed", 64, 0, 0))
             other = triton.InferInput("INPUT1", [1, 16], "INT32").set_data_from_numpy(B)
-            wanted = triton.InferRequestedOutput("OUTPUT1", binary_data=True)
+            requested = triton.InferRequestedOutput("OUTPUT1", binary_data=True)
             stored = triton.InferRequestedOutput("OUTPUT0")
             stored.set_shared_memory("mixed", 64)
 
             for _ in range(3):
                 # the output overwrites the input
-                result = client.infer("simple", [given, other], outputs=[stored, wanted])
+                result = client.infer("simple", [tensor, other], outputs=[stored, requested])
                 np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)
                 np.testing.assert_array_equal(shm.get_contents_as_numpy(region, np.int32, [1, 16]), A + B)
                 shm.set_shared_memory_region(region, [A])
@@ -155,8 +155,8 @@ class TestTensors:
         with memory("wide", 2 * values.nbytes) as region:
             shm.set_shared_memory_region(region, [values])
             client.register_system_shared_memory("wide", key(region), 2 * values.nbytes)
-            given, wanted = placed("x", "FP32", values.shape, ("wide", values.nbytes, 0, values.nbytes))
-            client.infer("identity_FP32", [given], outputs=[wanted])
+            tensor, requested = placed("x", "FP32", values.shape, ("wide", values.nbytes, 0, values.nbytes))
+            client.infer("identity_FP32", [tensor], outputs=[requested])
 
             found = shm.get_contents_as_numpy(region, np.float32, values.shape, values.nbytes)
             np.testing.assert_array_equal(found, values)
@@ -167,8 +167,8 @@ class TestTensors:
                 with memory("aio", 32) as region:
                     shm.set_shared_memory_region(region, [np.array([[1.5, 2, 3, 4]], np.float32)])
                     await aio.register_system_shared_memory("aio", key(region), 32)
-                    given, wanted = placed("x", "FP32", (1, 4), ("aio", 16, 0, 16))
-                    await asyncio.gather(*(aio.infer("identity_FP32", [given], outputs=[wanted]) for _ in range(20)))
+                    tensor, output = placed("x", "FP32", (1, 4), ("aio", 16, 0, 16))
+                    await asyncio.gather(*(aio.infer("identity_FP32", [tensor], outputs=[output]) for _ in range(20)))
                     assert shm.get_contents_as_numpy(region, np.float32, [4], 16).tolist() == [1.5, 2, 3, 4]
                     assert await aio.get_system_shared_memory_status("aio")
                     await aio.unregister_system_shared_memory("aio")
@@ -181,14 +181,14 @@ class TestTensors:
         with memory("rpc", 32) as region, triton_grpc.InferenceServerClient(f"127.0.0.1:{live.grpc_port}") as rpc:
             shm.set_shared_memory_region(region, [values])
             rpc.register_system_shared_memory("rpc", key(region), 32)
-            given, wanted = placed("x", "FP32", (1, 4), ("rpc", 16, 0, 16), triton_grpc)
-            answer = rpc.infer("identity_FP32", [given], outputs=[wanted])
+            tensor, requested = placed("x", "FP32", (1, 4), ("rpc", 16, 0, 16), triton_grpc)
+            answer = rpc.infer("identity_FP32", [tensor], outputs=[requested])
 
             assert shm.get_contents_as_numpy(region, np.float32, [1, 4], 16).tolist() == values.tolist()
             assert list(answer.get_response().raw_output_contents) == [b""]
             assert [each["name"] for each in client.get_system_shared_memory_status()] == ["rpc"]
             best = triton_grpc.InferRequestedOutput("y", class_count=2)
-            classes = rpc.infer("identity_FP32", [given], outputs=[best]).as_numpy("y")
+            classes = rpc.infer("identity_FP32", [tensor], outputs=[best]).as_numpy("y")
             assert classes.tolist() == [[b"4.000000:3", b"3.000000:2"]]
             rpc.unregister_system_shared_memory("rpc")
             assert client.get_system_shared_memory_status() == []
@@ -225,8 +225,8 @@ class TestRejections:
             client.register_system_shared_memory("small", key(region), 64)
 
             def infer(*place: Any) -> tuple[str, str]:
-                given, wanted = placed("x", "FP32", (1, 4), place)
-                return refused(client.infer, "identity_FP32", [given], outputs=[wanted])
+                tensor, requested = placed("x", "FP32", (1, 4), place)
+                return refused(client.infer, "identity_FP32", [tensor], outputs=[requested])
 
             assert infer("nobody", 16, 0, 0) == ("404", "Unable to find shared memory region: 'nobody'")
             assert infer("small", 16, 64, 0)[1].endswith("Invalid offset for shared memory region: 'small'")
@@ -235,20 +235,20 @@ class TestRejections:
                 "input byte size mismatch for input 'x' for model 'identity_FP32'. Expected 16, got 8"
             )
             assert infer("small", 16, 0, 2**63)[0] == "400"
-            given, wanted = placed("x", "FP32", (1, 4), ("small", 16, 0, 0))
-            wanted.set_shared_memory("small", 15, 16)
-            status, text = refused(client.infer, "identity_FP32", [given], outputs=[wanted])
+            tensor, requested = placed("x", "FP32", (1, 4), ("small", 16, 0, 0))
+            requested.set_shared_memory("small", 15, 16)
+            status, text = refused(client.infer, "identity_FP32", [tensor], outputs=[requested])
             assert status == "400"
             assert "for output 'y' (15 bytes) should be at least 16 bytes to hold the results" in text
 
     def test_every_call_is_rejected_while_shared_memory_is_off(self, tmp_path: Path) -> None:
         models.write_identity(tmp_path, "rows", "")
         with live_server(tmp_path) as off, triton.InferenceServerClient(off.address) as client:
-            given, wanted = placed("x", "FP32", (1, 4), ("r", 16, 0, 0))
+            tensor, requested = placed("x", "FP32", (1, 4), ("r", 16, 0, 0))
             for call, *args in (
                 (client.register_system_shared_memory, "r", "k", 16), (client.unregister_system_shared_memory,),
                 (client.get_system_shared_memory_status,), (client.get_cuda_shared_memory_status,),
-                (client.unregister_cuda_shared_memory,), (client.infer, "rows", [given], "", [wanted]),
+                (client.unregister_cuda_shared_memory,), (client.infer, "rows", [tensor], "", [requested]),
             ):  # fmt: skip
                 assert refused(call, *args) == ("501", DISABLED_TEXT)
 
@@ -270,20 +270,20 @@ class TestMisbehavingClients:
         values = np.random.default_rng(0).random((1, models.HEAVY_WIDTH), dtype=np.float32)
         with memory("busy", 2 * values.nbytes) as region:
             shm.set_shared_memory_region(region, [values])
-            given, wanted = placed("x", "FP32", values.shape, ("busy", values.nbytes, 0, values.nbytes))
+            tensor, requested = placed("x", "FP32", values.shape, ("busy", values.nbytes, 0, values.nbytes))
             texts = set()
             for _ in range(20):
                 client.register_system_shared_memory("busy", key(region), 2 * values.nbytes)
-                asked = client.async_infer("heavy", [given], outputs=[wanted])
+                pending = client.async_infer("heavy", [tensor], outputs=[requested])
                 client.unregister_system_shared_memory("busy")
                 try:
-                    asked.get_result()
+                    pending.get_result()
                 except InferenceServerException as error:
                     texts.add(error.message())
             # if unregistering was faster than the request
             assert texts <= {"Unable to find shared memory region: 'busy'"}
             client.register_system_shared_memory("busy", key(region), 2 * values.nbytes)
-            client.infer("heavy", [given], outputs=[wanted])
+            client.infer("heavy", [tensor], outputs=[requested])
 
             found = shm.get_contents_as_numpy(region, np.float32, values.shape, values.nbytes)
             np.testing.assert_allclose(found, values)
@@ -291,16 +291,16 @@ class TestMisbehavingClients:
     def test_a_truncated_file_is_rejected_and_the_server_survives(self, client: Any) -> None:
         with memory("cut", 8192) as region:
             client.register_system_shared_memory("cut", key(region), 8192)
-            given, wanted = placed("x", "FP32", (1, 1024), ("cut", 4096, 0, 4096))
-            client.infer("identity_FP32", [given], outputs=[wanted])
+            tensor, requested = placed("x", "FP32", (1, 1024), ("cut", 4096, 0, 4096))
+            client.infer("identity_FP32", [tensor], outputs=[requested])
             path = Path("/dev/shm") / key(region).lstrip("/")
             for size in (4096, 100, 0):
                 os.truncate(path, size)
-                status, text = refused(client.infer, "identity_FP32", [given], outputs=[wanted])
+                status, text = refused(client.infer, "identity_FP32", [tensor], outputs=[requested])
                 assert status == "400"
                 assert text.endswith("its file is smaller than when it was registered")
             os.truncate(path, 8192)
-            client.infer("identity_FP32", [given], outputs=[wanted])
+            client.infer("identity_FP32", [tensor], outputs=[requested])
 
             assert client.is_server_live()
 
@@ -315,8 +315,8 @@ os.kill(os.getpid(), 9)
 """
         command = [sys.executable, "-c", program, live.address, str(os.getpid())]
         died = subprocess.run(command, check=False, timeout=60, capture_output=True)
-        given, wanted = placed("x", "FP32", (1, 4), ("dead", 16, 0, 16))
-        client.infer("identity_FP32", [given], outputs=[wanted])
+        tensor, requested = placed("x", "FP32", (1, 4), ("dead", 16, 0, 16))
+        client.infer("identity_FP32", [tensor], outputs=[requested])
 
         assert died.returncode == -9
         assert [region["name"] for region in client.get_system_shared_memory_status()] == ["dead"]

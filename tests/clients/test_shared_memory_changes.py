@@ -67,17 +67,17 @@ class Sharing(Asking):
     def ask_shared(self, name: str) -> Future[Any]:
         """Send a request with a region; once it is queued, return its future answer: a number or an error's text."""
         before = self.waiting()
-        sent = self.pool.submit(self.asked, name)
+        sent = self.pool.submit(self.infer, name)
         self.until_waiting(before + 1)
         return sent
 
-    def asked(self, name: str) -> float | str:
+    def infer(self, name: str) -> float | str:
         """Send a request with a region, and return its answer: a number or an error's text."""
-        given = self._triton.InferInput("x", [1, WIDTH], "FP32")
-        given.set_shared_memory(name, NBYTES)
+        tensor = self._triton.InferInput("x", [1, WIDTH], "FP32")
+        tensor.set_shared_memory(name, NBYTES)
         with self.client() as client:
             try:
-                return float(client.infer(self.model, [given]).as_numpy("y")[0, -1])
+                return float(client.infer(self.model, [tensor]).as_numpy("y")[0, -1])
             except Exception as failure:  # noqa: BLE001 - it is what was answered
                 return str(failure)
 
@@ -164,14 +164,14 @@ def test_large_regions_are_pinned_and_copied_by_the_gpu(tmp_path: Path, triton: 
                 for number in range(1, 4):
                     asking.share(f"r{number}", number)
                 for _ in range(2):
-                    assert [asking.asked(f"r{number}") for number in (1, 2)] == [1.0, 2.0]
+                    assert [asking.infer(f"r{number}") for number in (1, 2)] == [1.0, 2.0]
                 device.fail("cudaHostRegister", 1)
-                assert [asking.asked("r3") for _ in range(2)] == [3.0, 3.0]
+                assert [asking.infer("r3") for _ in range(2)] == [3.0, 3.0]
                 assert device.calls["cudaHostRegister"] == 3
                 assert device.alive["pinned"] == before + 2
 
                 os.truncate(asking.files["r2"], 0)
-                assert GONE in str(asking.asked("r2"))
+                assert GONE in str(asking.infer("r2"))
                 asking.unregister()
                 asking.until(lambda: device.alive["pinned"] == before)
             finally:

@@ -13,7 +13,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.clients import models
-from tests.clients.tensors import document, given
+from tests.clients.tensors import document, input_of
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -36,8 +36,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[Any]:
-    with triton.InferenceServerClient(live.address) as made:
-        yield made
+    with triton.InferenceServerClient(live.address) as new_client:
+        yield new_client
 
 
 def statistics(client: Any, model: str, version: str = "") -> dict[str, Any]:
@@ -96,14 +96,14 @@ class TestStatistics:
 
     def test_versions_are_counted_separately(self, client: Any) -> None:
         before = [statistics(client, "versions", version)["inference_count"] for version in ("1", "2", "10")]
-        client.infer("versions", [given("x", np.ones((3, 1), np.float32))], "2")
+        client.infer("versions", [input_of("x", np.ones((3, 1), np.float32))], "2")
         after = [statistics(client, "versions", version)["inference_count"] for version in ("1", "2", "10")]
 
         assert [each - old for each, old in zip(after, before, strict=True)] == [0, 3, 0]
 
     @pytest.mark.parametrize("model", ["heavy", "free"])
     def test_one_request_increments_every_counter_by_one(self, client: Any, model: str) -> None:
-        inputs = [given("x", ROW if model == "heavy" else ROW[np.newaxis])]
+        inputs = [input_of("x", ROW if model == "heavy" else ROW[np.newaxis])]
         durations, inferences, executions = moved(client, model, lambda: client.infer(model, inputs))
 
         assert {name: both["count"] for name, both in durations.items()} == {
@@ -112,7 +112,7 @@ class TestStatistics:
         assert (inferences, executions) == (1, 1)
 
     def test_a_request_with_several_rows_is_one_execution_and_as_many_inferences(self, client: Any) -> None:
-        work = lambda: client.infer("heavy", [given("x", np.tile(ROW, (5, 1)))])  # noqa: E731
+        work = lambda: client.infer("heavy", [input_of("x", np.tile(ROW, (5, 1)))])  # noqa: E731
         durations, inferences, executions = moved(client, "heavy", work)
 
         assert (durations["success"]["count"], inferences, executions) == (1, 5, 1)
@@ -121,14 +121,14 @@ class TestStatistics:
         assert sizes == sorted(set(sizes))
 
     def test_a_model_without_a_batch_axis_counts_one_inference_per_request(self, client: Any) -> None:
-        work = lambda: client.infer("whole", [given("x", np.ones((2, 3), np.float32))])  # noqa: E731
+        work = lambda: client.infer("whole", [input_of("x", np.ones((2, 3), np.float32))])  # noqa: E731
         _, inferences, executions = moved(client, "whole", work)
 
         assert (inferences, executions) == (1, 1)
         assert [entry["batch_size"] for entry in statistics(client, "whole")["batch_stats"]] == [1]
 
     def test_the_durations_of_the_phases_sum_to_at_most_the_total(self, client: Any) -> None:
-        durations, _, _ = moved(client, "heavy", lambda: client.infer("heavy", [given("x", ROW)]))
+        durations, _, _ = moved(client, "heavy", lambda: client.infer("heavy", [input_of("x", ROW)]))
 
         assert all(durations[each]["ns"] > 0 for each in ("success", "compute_infer"))
         assert sum(durations[each]["ns"] for each in ("queue", *COMPUTE)) <= durations["success"]["ns"]
@@ -156,16 +156,16 @@ class TestStatistics:
     def test_a_rejected_request_does_not_increment_success(self, client: Any) -> None:
         def work() -> None:
             with pytest.raises(InferenceServerException):
-                client.infer("heavy", [given("x", ROW[:, :7])])
+                client.infer("heavy", [input_of("x", ROW[:, :7])])
 
         durations, inferences, executions = moved(client, "heavy", work)
 
         assert (durations["success"]["count"], inferences, executions) == (0, 0, 0)
 
     def test_last_inference_is_in_milliseconds_since_the_epoch(self, client: Any) -> None:
-        client.infer("heavy", [given("x", ROW)])
+        client.infer("heavy", [input_of("x", ROW)])
         first = statistics(client, "heavy")["last_inference"]
-        client.infer("heavy", [given("x", ROW)])
+        client.infer("heavy", [input_of("x", ROW)])
         second = statistics(client, "heavy")["last_inference"]
 
         assert 1_600_000_000_000 < first <= second < 100_000_000_000_000
@@ -198,8 +198,8 @@ class TestConfiguration:
 
         assert config["name"] == metadata["name"] == model
         assert config["platform"] == metadata["platform"] == "onnxruntime_onnx"
-        for said, described in (("input", "inputs"), ("output", "outputs")):
-            assert [(each["name"], each["data_type"].removeprefix("TYPE_"), each["dims"]) for each in config[said]] == [
+        for side, described in (("input", "inputs"), ("output", "outputs")):
+            assert [(each["name"], each["data_type"].removeprefix("TYPE_"), each["dims"]) for each in config[side]] == [
                 (each["name"], each["datatype"].replace("BYTES", "STRING"), each["shape"][rows:])
                 for each in metadata[described]
             ]
@@ -214,8 +214,8 @@ class TestConfiguration:
             "sequence_batching", "ensemble_scheduling", "response_cache", "model_transaction_policy",
         }  # fmt: skip
         assert ("dynamic_batching" in config) is (config["max_batch_size"] > 1)
-        for said in ("input", "output"):
-            for each in config[said]:
+        for side in ("input", "output"):
+            for each in config[side]:
                 assert each["is_shape_tensor"] is False
                 assert all(type(dim) is int for dim in each["dims"])
         assert all(each["optional"] is False for each in config["input"])

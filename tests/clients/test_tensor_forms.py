@@ -180,38 +180,38 @@ class Client:
 
     def __init__(self, kind: Any, address: str) -> None:
         self.triton = kind
-        self.made = kind.InferenceServerClient(address, **({"concurrency": 4} if kind is triton_http else {}))
+        self.triton_client = kind.InferenceServerClient(address, **({"concurrency": 4} if kind is triton_http else {}))
 
     def together(self, model: str, output: str, requests: Sequence[Mapping[str, tuple[str, Array]]]) -> list[Array]:
         """Send requests that share a batch; return the output of each."""
-        inputs = [[self.given(name, *sent) for name, sent in request.items()] for request in requests]
+        inputs = [[self.input_of(name, *sent) for name, sent in request.items()] for request in requests]
         outputs = [self.triton.InferRequestedOutput(output)]
         if self.triton is triton_http:
-            pending = [self.made.async_infer(model, each, outputs=outputs) for each in inputs]
+            pending = [self.triton_client.async_infer(model, each, outputs=outputs) for each in inputs]
             return [each.get_result().as_numpy(output) for each in pending]
         answers = [queue.SimpleQueue[tuple[Any, Any]]() for _ in inputs]
         for each, answer in zip(inputs, answers, strict=True):
-            self.made.async_infer(
+            self.triton_client.async_infer(
                 model, each, outputs=outputs, callback=lambda result, error, to=answer: to.put((result, error))
             )
         results = [answer.get(timeout=20) for answer in answers]
         assert [error for _, error in results] == [None] * len(results)
         return [result.as_numpy(output) for result, _ in results]
 
-    def given(self, name: str, datatype: str, array: Array) -> Any:
+    def input_of(self, name: str, datatype: str, array: Array) -> Any:
         """Make an InferInput."""
         return self.triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
     def counts(self, model: str) -> tuple[int, int, dict[int, int]]:
         """Return the inferences and executions so far, and the executions of each batch size."""
-        answer = self.made.get_inference_statistics(model, **self.as_json())
+        answer = self.triton_client.get_inference_statistics(model, **self.as_json())
         (entry,) = answer["model_stats"]
         sizes = {int(each["batch_size"]): int(each["compute_infer"]["count"]) for each in entry["batch_stats"]}
         return int(entry["inference_count"]), int(entry["execution_count"]), sizes
 
     def metadata(self, model: str) -> dict[str, list[int]]:
         """Return the shape of each tensor."""
-        answer = self.made.get_model_metadata(model, **self.as_json())
+        answer = self.triton_client.get_model_metadata(model, **self.as_json())
         return {each["name"]: [int(dim) for dim in each["shape"]] for each in (*answer["inputs"], *answer["outputs"])}
 
     def as_json(self) -> dict[str, bool]:
@@ -222,9 +222,9 @@ class Client:
 @pytest.fixture(scope="module", params=["http", "grpc"])
 def client(request: pytest.FixtureRequest, live: Live) -> Iterator[Client]:
     http = request.param == "http"
-    made = Client(triton_http, live.address) if http else Client(triton_grpc, live.grpc_address)
-    yield made
-    made.made.close()
+    new_client = Client(triton_http, live.address) if http else Client(triton_grpc, live.grpc_address)
+    yield new_client
+    new_client.triton_client.close()
 
 
 class Runs:
@@ -313,9 +313,9 @@ class TestRaggedBatching:
         }  # fmt: skip
 
     def test_a_derived_input_cannot_be_sent_by_a_client(self, client: Client) -> None:
-        given = client.given("BATCH_INPUT", "FP32", np.ones((1, 1), np.float32))
+        tensor = client.input_of("BATCH_INPUT", "FP32", np.ones((1, 1), np.float32))
         with pytest.raises(InferenceServerException, match="unexpected inference input 'BATCH_INPUT'"):
-            client.made.infer("ragged_acc_shape", [given])
+            client.triton_client.infer("ragged_acc_shape", [tensor])
 
 
 class TestReshape:
@@ -370,9 +370,9 @@ class TestReshape:
         assert config["input"][0]["reshape"] == {"shape": [1, 2, -1, 3, 1]}
 
     def test_an_input_in_the_models_own_shape_is_rejected(self, client: Client) -> None:
-        given = client.given("x", "FP32", np.zeros((1, 1, 2, 4, 3, 1), np.float32))
+        tensor = client.input_of("x", "FP32", np.zeros((1, 1, 2, 4, 3, 1), np.float32))
         with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'x' .* Expected \[-1,2,-1,3\]"):
-            client.made.infer("reshape", [given])
+            client.triton_client.infer("reshape", [tensor])
 
 
 class TestShapeTensors:
@@ -399,9 +399,9 @@ class TestShapeTensors:
         assert runs.moved() == (8, 2, {4: 2})
 
     def test_the_first_shape_value_must_equal_the_rows_of_the_request(self, client: Client) -> None:
-        inputs = [client.given(name, *sent) for name, sent in self.request(2, 1, 2, 2).items()]
+        inputs = [client.input_of(name, *sent) for name, sent in self.request(2, 1, 2, 2).items()]
         with pytest.raises(InferenceServerException, match="shape tensor 'v' for model 'shapes' begins with 1"):
-            client.made.infer("shapes", inputs)
+            client.triton_client.infer("shapes", inputs)
 
 
 class TestOptionalInputs:

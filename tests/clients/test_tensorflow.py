@@ -57,21 +57,21 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def client(live: Live, triton: Any) -> Iterator[Any]:
-    with triton.InferenceServerClient(address(live, triton)) as made:
-        yield made
+    with triton.InferenceServerClient(address(live, triton)) as new_client:
+        yield new_client
 
 
 @pytest.fixture
 def ask(client: Any, triton: Any) -> Ask:
     """Infer once: `ask(model, x=array, **terms)`."""
-    return lambda model, version="", **tensors: client.infer(model, given(triton, tensors), version)
+    return lambda model, version="", **tensors: client.infer(model, inputs_of(triton, tensors), version)
 
 
 def address(live: Live, triton: Any) -> str:
     return live.address if triton is triton_http else live.grpc_address
 
 
-def given(triton: Any, tensors: dict[str, Any], **types: str) -> list[Any]:
+def inputs_of(triton: Any, tensors: dict[str, Any], **types: str) -> list[Any]:
     inputs = []
     for name, array in tensors.items():
         kind = types.get(name) or next(each.name for each in DATATYPES.values() if each.dtype == array.dtype)
@@ -86,13 +86,13 @@ def floats(*rows: Any) -> Any:
 
 
 def index(client: Any) -> dict[tuple[str, str], tuple[str, str]]:
-    told = client.get_model_repository_index()
-    if not isinstance(told, list):
-        told = [
+    models = client.get_model_repository_index()
+    if not isinstance(models, list):
+        models = [
             {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
-            for each in told.models
+            for each in models.models
         ]
-    return {(each["name"], each.get("version", "")): (each["state"], each.get("reason", "")) for each in told}
+    return {(each["name"], each.get("version", "")): (each["state"], each.get("reason", "")) for each in models}
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -120,7 +120,7 @@ class TestTensors:
                 tensors[name] = np.array([[ends.min, 0, ends.max], [1, 2, 3]], row.dtype)
             else:
                 tensors[name] = random.standard_normal((2, 3)).astype(row.dtype)
-        result = client.infer("types", given(triton, tensors, **{name: name for name in tensors}))
+        result = client.infer("types", inputs_of(triton, tensors, **{name: name for name in tensors}))
 
         for name, array in tensors.items():
             assert np.array_equal(result.as_numpy(f"{name}_out"), array), name
@@ -157,11 +157,11 @@ class TestTensors:
 
 class TestReporting:
     def test_metadata_and_configuration_match_tritons(self, live: Live) -> None:
-        told = httpx.get(f"{live.url}/v2/models/mlp").json()
+        metadata = httpx.get(f"{live.url}/v2/models/mlp").json()
         config = httpx.get(f"{live.url}/v2/models/mlp/config").json()
 
-        assert told["platform"] == "tensorflow_savedmodel"
-        assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 64]}]
+        assert metadata["platform"] == "tensorflow_savedmodel"
+        assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 64]}]
         assert (config["platform"], config["backend"]) == ("tensorflow_savedmodel", "tensorflow")
         assert config["default_model_filename"] == "model.savedmodel"
         assert config["dynamic_batching"]["preferred_batch_size"] == [4, 8]
@@ -169,8 +169,8 @@ class TestReporting:
 
     def test_a_repository_in_the_layout_of_tensorflow_serving_is_served(self, client: Any, triton: Any) -> None:
         lengths = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_width": 0.2}
-        said = given(triton, {name: np.array([length]) for name, length in lengths.items()})
-        shares = client.infer("flowers", said, "1700000000", parameters={"hooks": False}).as_numpy("probabilities")
+        tensors = inputs_of(triton, {name: np.array([length]) for name, length in lengths.items()})
+        shares = client.infer("flowers", tensors, "1700000000", parameters={"hooks": False}).as_numpy("probabilities")
 
         assert shares.shape == (1, 3)
         assert abs(float(shares.sum()) - 1) < 1e-5
@@ -205,7 +205,7 @@ class TestInference:
             with triton.InferenceServerClient(address(live, triton)) as client:
                 for turn in range(25):
                     x = np.full((1, 64), number + turn, np.float32)
-                    assert client.infer("mlp", given(triton, {"x": x})).as_numpy("y").shape == (1, 10)
+                    assert client.infer("mlp", inputs_of(triton, {"x": x})).as_numpy("y").shape == (1, 10)
 
         with ThreadPoolExecutor(12) as pool:
             list(pool.map(many, range(12)))
@@ -227,8 +227,8 @@ class TestInference:
         sums = []
         for number in (1, 2, 3):
             ends = {"sequence_start": number == 1, "sequence_end": number == 3}
-            said = given(triton, {"x": floats([number])})
-            sums.append(client.infer("accumulator", said, sequence_id=7, **ends).as_numpy("y").item())
+            tensors = inputs_of(triton, {"x": floats([number])})
+            sums.append(client.infer("accumulator", tensors, sequence_id=7, **ends).as_numpy("y").item())
 
         assert sums == [1, 3, 6]
 
@@ -236,7 +236,7 @@ class TestInference:
         def total(length: int) -> float:
             with triton.InferenceServerClient(address(live, triton)) as client:
                 x = np.ones((1, length), np.float32)
-                return float(client.infer("ragged", given(triton, {"x": x})).as_numpy("y").item())
+                return float(client.infer("ragged", inputs_of(triton, {"x": x})).as_numpy("y").item())
 
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(total, range(1, 25))) == list(range(1, 25))
@@ -251,8 +251,8 @@ class TestInference:
 
 
 def counts(live: Live) -> tuple[int, int]:
-    (told,) = httpx.get(f"{live.url}/v2/models/mlp/stats").json()["model_stats"]
-    return told["inference_count"], told["execution_count"]
+    (statistics,) = httpx.get(f"{live.url}/v2/models/mlp/stats").json()["model_stats"]
+    return statistics["inference_count"], statistics["execution_count"]
 
 
 class TestLoading:
@@ -311,16 +311,16 @@ class Clients:
     def _run(self, number: int) -> None:
         x = np.full((1, 64), number + 1, np.float32)
         with self._triton.InferenceServerClient(address(self._live, self._triton)) as client:
-            want: Any = None
+            expected: Any = None
             while not self._over.is_set():
                 self.ledger["sent"] += 1
                 try:
-                    found = client.infer("mlp", given(self._triton, {"x": x})).as_numpy("y")
+                    found = client.infer("mlp", inputs_of(self._triton, {"x": x})).as_numpy("y")
                 except InferenceServerException as error:
                     self.ledger[str(error.status())] += 1
                     continue
-                want = found if want is None else want
-                self.ledger["right" if np.allclose(found, want, rtol=1e-4) else "wrong"] += 1
+                expected = found if expected is None else expected
+                self.ledger["right" if np.allclose(found, expected, rtol=1e-4) else "wrong"] += 1
 
     def stop(self) -> None:
         self._over.set()
@@ -340,7 +340,7 @@ def test_a_killed_worker_fails_only_the_requests_it_was_running(live: Live, trit
         until(lambda: victim not in workers())
         # other models are served meanwhile
         with triton.InferenceServerClient(address(live, triton)) as client:
-            assert client.infer("right", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[3, 4]]
+            assert client.infer("right", inputs_of(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[3, 4]]
             assert client.is_server_live()
             assert client.is_model_ready("right")
             until(lambda: client.is_model_ready("mlp"))
@@ -362,8 +362,8 @@ def sums(live: Live, triton: Any, number: int, steps: int) -> list[float]:
     found = []
     with triton.InferenceServerClient(address(live, triton)) as client:
         for step in range(steps):
-            asked = {"sequence_id": number, "sequence_start": step == 0, "sequence_end": step == steps - 1}
-            answer = client.infer("remembers", given(triton, {"x": floats([number + step])}), **asked)
+            options = {"sequence_id": number, "sequence_start": step == 0, "sequence_end": step == steps - 1}
+            answer = client.infer("remembers", inputs_of(triton, {"x": floats([number + step])}), **options)
             assert answer.as_numpy("id").tolist() == [[number]]
             found.append(float(answer.as_numpy("y")[0][0]))
     return found
@@ -385,9 +385,9 @@ def test_a_sequence_whose_worker_has_ended_must_be_restarted(live: Live, triton:
     assert len(set(before)) == 2
     with triton.InferenceServerClient(address(live, triton)) as client:
 
-        def ask(number: int, **said: Any) -> Any:
-            tensors = given(triton, {"x": floats([1])})
-            return float(client.infer("remembers", tensors, sequence_id=number, **said).as_numpy("y")[0][0])
+        def ask(number: int, **options: Any) -> Any:
+            tensors = inputs_of(triton, {"x": floats([1])})
+            return float(client.infer("remembers", tensors, sequence_id=number, **options).as_numpy("y")[0][0])
 
         assert [ask(number, sequence_start=True) for number in (101, 102)] == [1, 1]
         for pid in before:
@@ -408,7 +408,7 @@ def test_a_front_end_serves_savedmodels_from_a_store(
     with live_server(model_repository=(f"file://{tmp_path}",)) as live:
         for triton in (triton_http, triton_grpc):
             with triton.InferenceServerClient(address(live, triton)) as client:
-                assert client.infer("m", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[2, 3]]
+                assert client.infer("m", inputs_of(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[2, 3]]
 
 
 def test_polling_detects_changed_variables(savedmodels: Path, tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_polling_detects_changed_variables(savedmodels: Path, tmp_path: Path) ->
         shutil.copytree(savedmodels / "special_keys", place, dirs_exist_ok=True)
 
         def added() -> float:
-            return float(client.infer("m", given(triton_http, {"x": floats([1, 2])})).as_numpy("y")[0][0])
+            return float(client.infer("m", inputs_of(triton_http, {"x": floats([1, 2])})).as_numpy("y")[0][0])
 
         until(lambda: added() == 4)
         until(lambda: not before & set(workers()))
@@ -439,7 +439,7 @@ def test_penstock_check_reports_what_is_wrong_and_where(
     (tmp_path / "keyed" / "config.pbtxt").write_text(text)
 
     assert main(["check", str(tmp_path)]) == 1
-    said = capsys.readouterr().out
-    assert f"{tmp_path}/keyed/config.pbtxt:3: the model has no signature 'nope': it has 'left', 'right'" in said
-    assert re.search(rf"{tmp_path}/cut/1/model.savedmodel: .*saved_model.pb", said)
-    assert "1 version would be served, 2 mistakes" in said
+    output = capsys.readouterr().out
+    assert f"{tmp_path}/keyed/config.pbtxt:3: the model has no signature 'nope': it has 'left', 'right'" in output
+    assert re.search(rf"{tmp_path}/cut/1/model.savedmodel: .*saved_model.pb", output)
+    assert "1 version would be served, 2 mistakes" in output

@@ -30,8 +30,8 @@ expected 2 inputs but got {got} inputs for model 'simple'. Got input(s) [{named}
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20, headers={"accept-encoding": "identity"}) as made:
-        yield made
+    with httpx.Client(base_url=live.url, timeout=20, headers={"accept-encoding": "identity"}) as new_client:
+        yield new_client
 
 
 def infer(client: httpx.Client, model: str, body: Any, **fields: str) -> httpx.Response:
@@ -286,8 +286,8 @@ class TestErrors:
         assert response.headers["accept-encoding"] == "gzip, deflate"
 
     @pytest.mark.parametrize("path", [f"/v2/models/x{end}" for end in ("", "/config", "/ready", "/infer")])
-    @pytest.mark.parametrize(("version", "said"), [("", ""), ("/versions/9", " version 9")])
-    def test_an_unknown_model_is_not_found(self, client: httpx.Client, path: str, version: str, said: str) -> None:
+    @pytest.mark.parametrize(("version", "text"), [("", ""), ("/versions/9", " version 9")])
+    def test_an_unknown_model_is_not_found(self, client: httpx.Client, path: str, version: str, text: str) -> None:
         path = path.replace("/x", f"/x{version}")
         response = client.post(path, content=b"{}") if path.endswith("infer") else client.get(path)
 
@@ -295,7 +295,7 @@ class TestErrors:
         # if the model is unknown, Triton's message includes the requested version, too
         assert error(response).startswith("Request for unknown model: 'x'")
         assert error(response) in {
-            "Request for unknown model: 'x' is not found", f"Request for unknown model: 'x'{said} is not found"
+            "Request for unknown model: 'x' is not found", f"Request for unknown model: 'x'{text} is not found"
         }  # fmt: skip
 
     def test_statistics_of_an_unknown_model_are_a_bad_request(self, client: httpx.Client) -> None:

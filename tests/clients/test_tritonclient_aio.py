@@ -12,7 +12,7 @@ import pytest
 import tritonclient.http.aio as triton
 
 from tests.clients.client_errors import refused_later
-from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
+from tests.clients.tensors import ONLY_BINARY, VALUES, input_of, output_of, pair, same, texts
 from tests.live import Live
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_simple_adds_and_subtracts_alone_and_in_parallel(
         assert np.array_equal(result.as_numpy("OUTPUT1"), ASCENDING - MINUS_ONES)
 
     async def work(client: Any) -> None:
-        named = [asked("OUTPUT0"), asked("OUTPUT1", binary=False)]
+        named = [output_of("OUTPUT0"), output_of("OUTPUT1", binary=False)]
         await one(client, named)
         await one(client, None)
         await asyncio.gather(*(one(client, outputs) for outputs in [named, None] * 10))
@@ -101,8 +101,8 @@ def test_simple_adds_and_subtracts_alone_and_in_parallel(
 def test_every_datatype_is_returned_unchanged_in_any_mixture_of_encodings(run: Run[None], times: int) -> None:
     async def one(client: Any, datatype: str, ways: tuple[bool, bool | None]) -> None:
         sent = np.tile(VALUES[datatype], (1, times))
-        outputs = None if ways[1] is None else [asked("y", binary=ways[1])]
-        result = await client.infer(f"identity_{datatype}", [given("x", sent, binary=ways[0])], outputs=outputs)
+        outputs = None if ways[1] is None else [output_of("y", binary=ways[1])]
+        result = await client.infer(f"identity_{datatype}", [input_of("x", sent, binary=ways[0])], outputs=outputs)
 
         assert same(datatype, result.as_numpy("y"), sent), (datatype, ways)
 
@@ -124,7 +124,7 @@ def test_empty_tensors_are_returned_unchanged(run: Run[None], shape: tuple[int, 
     async def work(client: Any) -> None:
         for datatype, values in VALUES.items():
             sent = np.empty(shape, values.dtype)
-            result = await client.infer(f"identity_{datatype}", [given("x", sent)])
+            result = await client.infer(f"identity_{datatype}", [input_of("x", sent)])
 
             assert same(datatype, result.as_numpy("y"), sent)
 
@@ -135,7 +135,9 @@ def test_strings_are_added_and_subtracted(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         numbers = np.array([str(each) for each in range(16)], np.object_).reshape(1, 16)
         inputs = pair(numbers, numbers, binary=(True, False))
-        result = await client.infer("simple_string", inputs, outputs=[asked("OUTPUT0"), asked("OUTPUT1", binary=False)])
+        result = await client.infer(
+            "simple_string", inputs, outputs=[output_of("OUTPUT0"), output_of("OUTPUT1", binary=False)]
+        )
 
         assert texts(result.as_numpy("OUTPUT0")) == [str(2 * i) for i in range(16)]
         assert texts(result.as_numpy("OUTPUT1")) == ["0"] * 16
@@ -154,8 +156,8 @@ def test_small_requests_are_answered_while_large_tensors_are_transferred(run: Ru
 
     async def large(client: Any, *, binary: bool) -> None:
         sent = (np.arange(20 << 18 if binary else 60_000, dtype=np.float32) % 1000).reshape(1, -1)
-        inputs = [given("x", sent, binary=binary)]
-        result = await client.infer("identity_FP32", inputs, outputs=[asked("y", binary=binary)])
+        inputs = [input_of("x", sent, binary=binary)]
+        result = await client.infer("identity_FP32", inputs, outputs=[output_of("y", binary=binary)])
 
         assert np.array_equal(result.as_numpy("y"), sent)
 

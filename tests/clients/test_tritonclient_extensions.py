@@ -55,8 +55,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(params=["sync", "asyncio"])
 def client(request: pytest.FixtureRequest, live: Live) -> Iterator[Any]:
     if request.param == "sync":
-        with tritonclient.http.InferenceServerClient(live.address) as made:
-            yield made
+        with tritonclient.http.InferenceServerClient(live.address) as new_client:
+            yield new_client
     else:
         waited = Waited(live.address)
         yield waited
@@ -122,16 +122,16 @@ def test_headers_added_by_a_plugin_are_accepted(client: Any) -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_a_request_body_generated_by_the_client_is_accepted(live: Live, binary: bool) -> None:
-    made = tritonclient.http.InferenceServerClient
+    triton_client = tritonclient.http.InferenceServerClient
     inputs = []
     for name in ("INPUT0", "INPUT1"):
         inputs.append(InferInput(name, [1, 16], "INT32"))
         inputs[-1].set_data_from_numpy(np.ones((1, 16), np.int32), binary_data=binary)
-    body, json_bytes = made.generate_request_body(inputs)
+    body, json_bytes = triton_client.generate_request_body(inputs)
     headers = {} if json_bytes is None else {"Inference-Header-Content-Length": str(json_bytes)}
-    with made(live.address) as client:
+    with triton_client(live.address) as client:
         answer = client._post("v2/models/simple/infer", body, headers, None)
         length = answer.get("Inference-Header-Content-Length")
-        result = made.parse_response_body(answer.read(), header_length=length and int(length))
+        result = triton_client.parse_response_body(answer.read(), header_length=length and int(length))
 
     assert result.as_numpy("OUTPUT0").tolist() == [[2] * 16]

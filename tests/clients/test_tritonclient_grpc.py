@@ -46,21 +46,21 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[Any]:
-    with triton.InferenceServerClient(live.grpc_address) as made:
-        yield made
+    with triton.InferenceServerClient(live.grpc_address) as new_client:
+        yield new_client
 
 
-def given(name: str, array: Array, datatype: str = "") -> Any:
+def input_of(name: str, array: Array, datatype: str = "") -> Any:
     kind = datatype or next(each for each, values in VALUES.items() if values.dtype == array.dtype)
-    made = triton.InferInput(name, list(array.shape), kind)
-    return made.set_data_from_numpy(array)
+    tensor = triton.InferInput(name, list(array.shape), kind)
+    return tensor.set_data_from_numpy(array)
 
 
 def pair(first: Array = ASCENDING, second: Array = ONES) -> list[Any]:
-    return [given("INPUT0", first), given("INPUT1", second)]
+    return [input_of("INPUT0", first), input_of("INPUT1", second)]
 
 
-def requested_output(name: str, classes: int = 0) -> Any:
+def output_of(name: str, classes: int = 0) -> Any:
     return triton.InferRequestedOutput(name, class_count=classes)
 
 
@@ -99,7 +99,7 @@ class TestControlCalls:
         assert refused(client.infer, "nope", pair()) == unknown
         text = "requested model 'nope' is not available"
         assert refused(client.get_inference_statistics, "nope") == ("StatusCode.INVALID_ARGUMENT", text)
-        refusal = refused(client.infer, "simple", [given("INPUT0", ASCENDING)], request_id="é")
+        refusal = refused(client.infer, "simple", [input_of("INPUT0", ASCENDING)], request_id="é")
         assert refusal[0] == "StatusCode.INVALID_ARGUMENT"
         assert refusal[1].startswith("[request id: é] expected 2 inputs but got 1 inputs for model 'simple'.")
 
@@ -132,7 +132,7 @@ class TestControlCalls:
 class TestInfer:
     @pytest.mark.parametrize("way", WAYS)
     def test_simple_adds_and_subtracts(self, client: Any, way: str | None) -> None:
-        outputs = [requested_output("OUTPUT1"), requested_output("OUTPUT0")]
+        outputs = [output_of("OUTPUT1"), output_of("OUTPUT0")]
         for _ in range(2):
             result = client.infer(
                 "simple", pair(), outputs=outputs, request_id="7", headers={"test": "1"}, compression_algorithm=way,
@@ -148,20 +148,20 @@ class TestInfer:
     def test_every_datatype_is_returned_unchanged(self, client: Any, datatype: str) -> None:
         array = VALUES[datatype]
         for values in (array, array[::-1].copy(), array[:1], array[:, :0].copy()):
-            result = client.infer(f"identity_{datatype}", [given("x", values, datatype)])
+            result = client.infer(f"identity_{datatype}", [input_of("x", values, datatype)])
             assert same(datatype, result.as_numpy("y"), values)
 
     def test_simple_string_adds_and_subtracts_numbers_in_strings(self, client: Any) -> None:
         words = np.array([[str(each).encode() for each in range(16)]], np.object_)
-        result = client.infer("simple_string", [given("INPUT0", words, "BYTES"), given("INPUT1", words, "BYTES")])
+        result = client.infer("simple_string", [input_of("INPUT0", words, "BYTES"), input_of("INPUT1", words, "BYTES")])
         assert texts(result.as_numpy("OUTPUT0")) == [str(2 * each) for each in range(16)]
 
     def test_malformed_strings_are_rejected_repeatedly(self, client: Any) -> None:
         words = np.array([[b"a", b"b"]], np.object_)
-        right = given("x", words, "BYTES")
+        right = input_of("x", words, "BYTES")
         for count in range(3):
             assert texts(client.infer("identity_BYTES", [right]).as_numpy("y")) == ["a", "b"]
-            wrong = given("x", words, "BYTES")
+            wrong = input_of("x", words, "BYTES")
             wrong._raw_content = b"\1\0\0\0a" + b"\x99\0\0\0b"
             status, text = refused(client.infer, "identity_BYTES", [wrong], request_id=str(count))
             assert status == "StatusCode.INVALID_ARGUMENT"
@@ -170,21 +170,19 @@ class TestInfer:
     def test_large_tensors_are_returned_unchanged(self, client: Any) -> None:
         large = np.arange(4 << 20, dtype=np.float32).reshape(1, -1)
         for _ in range(2):
-            assert (client.infer("identity_FP32", [given("x", large)]).as_numpy("y") == large).all()
+            assert (client.infer("identity_FP32", [input_of("x", large)]).as_numpy("y") == large).all()
 
     def test_classification_returns_the_top_classes(self, client: Any) -> None:
-        result = client.infer(
-            "simple", pair(), outputs=[requested_output("OUTPUT0", classes=2), requested_output("OUTPUT1")]
-        )
+        result = client.infer("simple", pair(), outputs=[output_of("OUTPUT0", classes=2), output_of("OUTPUT1")])
         assert texts(result.as_numpy("OUTPUT0")) == ["16:15", "15:14"]
         assert (result.as_numpy("OUTPUT1") == ASCENDING - ONES).all()
 
     def test_hooks_run_unless_bypassed(self, client: Any) -> None:
         row = np.array([[1, 2, 3]], np.float32)
-        result = client.infer("hooked", [given("x", row)], request_id="h")
+        result = client.infer("hooked", [input_of("x", row)], request_id="h")
         assert (result.as_numpy("total").tolist(), result.get_response().id) == ([6.0], "h")
-        plain = client.infer("hooked", [given("x", row)], parameters={"hooks": False})
-        assert plain.as_numpy("y").tolist() == row.tolist()
+        bypassed = client.infer("hooked", [input_of("x", row)], parameters={"hooks": False})
+        assert bypassed.as_numpy("y").tolist() == row.tolist()
 
     def test_a_forwarded_header_that_is_not_reserved_is_accepted(self, client: Any) -> None:
         result = client.infer("simple", pair(), headers={"my-name": "x"})
@@ -217,7 +215,7 @@ class TestStreams:
         client.start_stream(lambda result, error: done.put((result, error)), compression_algorithm=way)
         for number in range(30):
             name = "nope" if number % 10 == 3 else "hooked" if number % 10 == 5 else "simple"
-            inputs = [given("x", np.ones((1, 3), np.float32))] if name == "hooked" else pair()
+            inputs = [input_of("x", np.ones((1, 3), np.float32))] if name == "hooked" else pair()
             client.async_stream_infer(name, inputs, request_id=str(number), enable_empty_final_response=True)
         client.stop_stream()
         for number in range(30):
@@ -259,7 +257,7 @@ class TestSharedMemory:
         try:
             assert client.get_system_shared_memory_status("r").regions["r"].byte_size == 256
             inputs = [triton.InferInput(f"INPUT{at}", [1, 16], "INT32") for at in (0, 1)]
-            outputs = [requested_output("OUTPUT0"), requested_output("OUTPUT1")]
+            outputs = [output_of("OUTPUT0"), output_of("OUTPUT1")]
             for at in (0, 1):
                 inputs[at].set_shared_memory("r", 64, 64 * at)
             outputs[1].set_shared_memory("r", 64, 128)
@@ -268,7 +266,7 @@ class TestSharedMemory:
                 assert (result.as_numpy("OUTPUT0") == ASCENDING + ONES).all()
                 assert [len(raw) for raw in result.get_response().raw_output_contents] == [64, 0]
             assert region.read_bytes()[128:192] == (ASCENDING - ONES).tobytes()
-            mixed = [inputs[0], given("INPUT1", ONES)]
+            mixed = [inputs[0], input_of("INPUT1", ONES)]
             assert (client.infer("simple", mixed).as_numpy("OUTPUT0") == ASCENDING + ONES).all()
             text = "shared memory region 'r' already in manager"
             again = refused(client.register_system_shared_memory, "r", "/" + region.name, 256)
@@ -290,7 +288,7 @@ def test_models_are_loaded_and_unloaded_in_explicit_mode(tmp_path: Path) -> None
         live_server(tmp_path, model_control_mode="explicit") as live,
         triton.InferenceServerClient(live.grpc_address) as client,
     ):
-        row = [given("x", np.ones((1, 2), np.float32))]
+        row = [input_of("x", np.ones((1, 2), np.float32))]
         assert not client.is_model_ready("one")
         client.load_model("one", config='{"max_batch_size": 3}')
         assert client.get_model_config("one").config.max_batch_size == 3
@@ -316,7 +314,7 @@ def test_no_request_fails_while_versions_are_replaced(tmp_path: Path) -> None:
             while not over.is_set():
                 for array in (row, np.ones((1, 100_000 + counts["unary"]), np.float32)):
                     try:
-                        client.infer("one", [given("x", array)])
+                        client.infer("one", [input_of("x", array)])
                         counts["unary"] += 1
                     except InferenceServerException as error:
                         failed.append(error)
@@ -326,7 +324,7 @@ def test_no_request_fails_while_versions_are_replaced(tmp_path: Path) -> None:
         with triton.InferenceServerClient(address) as client:
             client.start_stream(lambda result, error: done.put(error))
             while not over.is_set():
-                client.async_stream_infer("one", [given("x", row)])
+                client.async_stream_infer("one", [input_of("x", row)])
                 failed.extend(error for error in [done.get(timeout=PATIENCE_S)] if error)
                 counts["stream"] += 1
 
@@ -358,7 +356,7 @@ class TestDeadlinesAndCancellation:
 
     @pytest.fixture
     def row(self) -> list[Any]:
-        return [given("x", np.ones((1, 2), np.float32))]
+        return [input_of("x", np.ones((1, 2), np.float32))]
 
     def test_a_call_past_its_deadline_fails_with_deadline_exceeded(self, live: Live, row: list[Any]) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
@@ -382,8 +380,8 @@ class TestDeadlinesAndCancellation:
 
     def test_a_canceled_stream_cancels_its_queued_requests(self, live: Live, gate: Gate, row: list[Any]) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
-            seen = threading.Event()
-            client.start_stream(lambda result, error: seen.set())
+            ended = threading.Event()
+            client.start_stream(lambda result, error: ended.set())
             client.async_stream_infer("m", row)
             live.call(gate.entered())
             for _ in range(3):

@@ -56,12 +56,12 @@ def using(live: Live, work: Callable[[Any], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-def given(name: str, array: Array, datatype: str) -> Any:
+def input_of(name: str, array: Array, datatype: str) -> Any:
     return triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
 
 def pair(second: Array = ONES) -> list[Any]:
-    return [given("INPUT0", ASCENDING, "INT32"), given("INPUT1", second, "INT32")]
+    return [input_of("INPUT0", ASCENDING, "INT32"), input_of("INPUT1", second, "INT32")]
 
 
 def test_health_metadata_config_index_and_statistics_are_answered(run: Run[None]) -> None:
@@ -140,7 +140,7 @@ def test_every_datatype_is_returned_unchanged(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         for datatype, values in VALUES.items():
             for _ in range(2):
-                result = await client.infer(f"identity_{datatype}", [given("x", values, datatype)])
+                result = await client.infer(f"identity_{datatype}", [input_of("x", values, datatype)])
                 assert same(datatype, result.as_numpy("y"), values), datatype
 
     run(work)
@@ -173,10 +173,10 @@ def test_a_stream_is_answered_in_order(run: Run[None], way: str | None) -> None:
 def test_strings_are_returned_unchanged(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         words = np.array([[b"a", b"", b"\0\n"]], np.object_)
-        found = (await client.infer("identity_BYTES", [given("x", words, "BYTES")])).as_numpy("y")
+        found = (await client.infer("identity_BYTES", [input_of("x", words, "BYTES")])).as_numpy("y")
         assert found.tolist() == words.tolist()
         again = np.array([["naïve"]], np.object_)
-        assert texts((await client.infer("identity_BYTES", [given("x", again, "BYTES")])).as_numpy("y")) == ["naïve"]
+        assert texts((await client.infer("identity_BYTES", [input_of("x", again, "BYTES")])).as_numpy("y")) == ["naïve"]
 
     run(work)
 
@@ -205,7 +205,7 @@ class TestDeadlinesAndCancellation:
         yield from at_a_gate(tmp_path, gate)
 
     def test_deadlines_and_canceled_tasks_free_their_place_in_the_queue(self, live: Live, gate: Gate) -> None:
-        row = [given("x", np.ones((1, 2), np.float32), "FP32")]
+        row = [input_of("x", np.ones((1, 2), np.float32), "FP32")]
 
         async def work(client: Any) -> None:
             first = asyncio.ensure_future(client.infer("m", row))
@@ -223,7 +223,7 @@ class TestDeadlinesAndCancellation:
         using(live, work)
 
     def test_a_canceled_stream_cancels_its_requests(self, live: Live, gate: Gate) -> None:
-        row = [given("x", np.ones((1, 2), np.float32), "FP32")]
+        row = [input_of("x", np.ones((1, 2), np.float32), "FP32")]
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
             for _ in range(3):

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.clients.client_errors import refused
-from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
+from tests.clients.tensors import ONLY_BINARY, VALUES, input_of, output_of, pair, same, texts
 from tests.live import Live
 
 pytestmark = pytest.mark.slow
@@ -23,8 +23,8 @@ WAYS = [None, "gzip", "deflate"]
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[Any]:
-    with triton.InferenceServerClient(live.address, concurrency=4) as made:
-        yield made
+    with triton.InferenceServerClient(live.address, concurrency=4) as new_client:
+        yield new_client
 
 
 class TestHealthAndMetadata:
@@ -112,7 +112,7 @@ class TestNvidiaExamples:
         result = client.infer(
             "simple",
             pair(ASCENDING, MINUS_ONES, binary=(False, True)),
-            outputs=[asked("OUTPUT0"), asked("OUTPUT1", binary=False)] if outputs == "named" else None,
+            outputs=[output_of("OUTPUT0"), output_of("OUTPUT1", binary=False)] if outputs == "named" else None,
             query_params={"test_1": 1, "test_2": 2},
             headers={"test": "1"},
             request_compression_algorithm=request_way,
@@ -133,7 +133,7 @@ class TestNvidiaExamples:
 
     def test_async_calls_can_run_in_parallel(self, client: Any) -> None:
         rows = [np.full((1, 16), i, np.int32) for i in range(12)]
-        calls = [client.async_infer("simple", pair(row, ASCENDING), outputs=[asked("OUTPUT0")]) for row in rows]
+        calls = [client.async_infer("simple", pair(row, ASCENDING), outputs=[output_of("OUTPUT0")]) for row in rows]
 
         for row, call in zip(rows, calls, strict=True):
             assert np.array_equal(call.get_result().as_numpy("OUTPUT0"), row + ASCENDING)
@@ -144,7 +144,10 @@ class TestNvidiaExamples:
         assert refused(call.get_result) == ("404", "Request for unknown model: 'nope' is not found")
 
     def test_inputs_and_outputs_can_be_reused(self, client: Any) -> None:
-        inputs, outputs = pair(ASCENDING, MINUS_ONES), [asked("OUTPUT0"), asked("OUTPUT1", binary=False)]
+        inputs, outputs = (
+            pair(ASCENDING, MINUS_ONES),
+            [output_of("OUTPUT0"), output_of("OUTPUT1", binary=False)],
+        )
         for binary in (True, False, True):
             for i in range(3):
                 inputs[1].set_data_from_numpy(MINUS_ONES * i, binary_data=binary)
@@ -158,7 +161,9 @@ class TestNvidiaExamples:
             return np.array([str(each).encode() for each in array.ravel()], np.object_).reshape(array.shape)
 
         inputs = pair(words(ASCENDING), words(MINUS_ONES), binary=(True, False))
-        result = client.infer("simple_string", inputs, outputs=[asked("OUTPUT0"), asked("OUTPUT1", binary=False)])
+        result = client.infer(
+            "simple_string", inputs, outputs=[output_of("OUTPUT0"), output_of("OUTPUT1", binary=False)]
+        )
 
         assert texts(result.as_numpy("OUTPUT0")) == [str(i - 1) for i in range(16)]
         assert texts(result.as_numpy("OUTPUT1")) == [str(i + 1) for i in range(16)]
@@ -167,8 +172,8 @@ class TestNvidiaExamples:
     @pytest.mark.parametrize("word", [b"he\x00llo", b"\x00\x01\x02\x03"])
     def test_strings_with_zero_bytes_are_returned_unchanged(self, client: Any, word: bytes, binary: bool) -> None:
         for array in (np.array([[word] * 16], np.object_), np.array([[word] * 16], np.bytes_)):
-            inputs = [given("INPUT0", array, binary=binary, datatype="BYTES")]
-            result = client.infer("simple_identity", inputs, outputs=[asked("OUTPUT0", binary=binary)])
+            inputs = [input_of("INPUT0", array, binary=binary, datatype="BYTES")]
+            result = client.infer("simple_identity", inputs, outputs=[output_of("OUTPUT0", binary=binary)])
 
             assert texts(result.as_numpy("OUTPUT0")) == [word.decode()] * 16
 
@@ -192,8 +197,8 @@ class TestDatatypes:
         self, client: Any, datatype: str, binary_in: bool, binary_out: bool | None
     ) -> None:
         sent = VALUES[datatype]
-        outputs = None if binary_out is None else [asked("y", binary=binary_out)]
-        result = client.infer(f"identity_{datatype}", [given("x", sent, binary=binary_in)], outputs=outputs)
+        outputs = None if binary_out is None else [output_of("y", binary=binary_out)]
+        result = client.infer(f"identity_{datatype}", [input_of("x", sent, binary=binary_in)], outputs=outputs)
 
         assert same(datatype, result.as_numpy("y"), sent)
         assert ("parameters" in result.get_output("y")) is (binary_out is not False)
@@ -203,7 +208,7 @@ class TestDatatypes:
     def test_every_value_is_returned_unchanged_with_compression(self, client: Any, datatype: str, way: str) -> None:
         sent = np.tile(VALUES[datatype], (1, 200))
         result = client.infer(
-            f"identity_{datatype}", [given("x", sent)],
+            f"identity_{datatype}", [input_of("x", sent)],
             request_compression_algorithm=way, response_compression_algorithm=way,
         )  # fmt: skip
 
@@ -219,20 +224,22 @@ class TestDatatypes:
     ) -> None:
         sent = np.empty(shape, VALUES[datatype].dtype)
         result = client.infer(
-            f"identity_{datatype}", [given("x", sent, binary=binary)], outputs=[asked("y", binary=binary)]
+            f"identity_{datatype}",
+            [input_of("x", sent, binary=binary)],
+            outputs=[output_of("y", binary=binary)],
         )
 
         assert same(datatype, result.as_numpy("y"), sent)
 
     def test_half_floats_are_rejected_as_json_in_both_directions(self, client: Any) -> None:
         sent = VALUES["FP16"]
-        status, text = refused(client.infer, "identity_FP16", [given("x", sent, binary=False)])
+        status, text = refused(client.infer, "identity_FP16", [input_of("x", sent, binary=False)])
         assert status == "400"
         assert "receiving FP16 data via JSON is not supported. Please use the binary data format for input" in text
 
         for datatype in sorted(ONLY_BINARY):
-            inputs = [given("x", VALUES[datatype])]
-            status, text = refused(client.infer, f"identity_{datatype}", inputs, outputs=[asked("y", binary=False)])
+            inputs = [input_of("x", VALUES[datatype])]
+            status, text = refused(client.infer, f"identity_{datatype}", inputs, outputs=[output_of("y", binary=False)])
             assert status == "400"
             assert f"sending {datatype} data via JSON is not supported. Please use the binary data format" in text
 
@@ -240,7 +247,11 @@ class TestDatatypes:
     def test_nan_and_infinity_are_returned_in_both_encodings(self, client: Any, binary: bool) -> None:
         above = np.array([[1, -1, 0, 5]], np.float32)
         below = np.array([[0, 0, 0, 2]], np.float32)
-        result = client.infer("quotient", [given("a", above), given("b", below)], outputs=[asked("y", binary=binary)])
+        result = client.infer(
+            "quotient",
+            [input_of("a", above), input_of("b", below)],
+            outputs=[output_of("y", binary=binary)],
+        )
 
         np.testing.assert_array_equal(result.as_numpy("y"), [[np.inf, -np.inf, np.nan, 2.5]])
 
@@ -248,13 +259,13 @@ class TestDatatypes:
     @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
     def test_nan_and_infinity_may_be_sent_as_json(self, client: Any, datatype: str, count: int) -> None:
         sent = np.array([[np.nan, np.inf, -np.inf, 0.1, 1e-45] * (count // 5)], VALUES[datatype].dtype)
-        inputs = [given("x", sent, binary=False)]
-        result = client.infer(f"identity_{datatype}", inputs, outputs=[asked("y", binary=False)])
+        inputs = [input_of("x", sent, binary=False)]
+        result = client.infer(f"identity_{datatype}", inputs, outputs=[output_of("y", binary=False)])
 
         np.testing.assert_array_equal(result.as_numpy("y"), sent)
 
     def test_strings_that_are_not_utf8_are_a_bad_request(self, client: Any) -> None:
-        inputs = [given("x", np.array([[b"\xff\xfe"]], np.object_))]
+        inputs = [input_of("x", np.array([[b"\xff\xfe"]], np.object_))]
 
         assert refused(client.infer, "identity_BYTES", inputs)[0] == "400"
 
@@ -269,7 +280,7 @@ class TestShapes:
         self, client: Any, model: str, shape: tuple[int, ...], binary: bool
     ) -> None:
         sent = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-        result = client.infer(model, [given("x", sent, binary=binary)], outputs=[asked("y", binary=binary)])
+        result = client.infer(model, [input_of("x", sent, binary=binary)], outputs=[output_of("y", binary=binary)])
 
         np.testing.assert_array_equal(result.as_numpy("y"), -sent)
 
@@ -296,9 +307,9 @@ class TestShapes:
         words = np.array([["é", ""], ["x", "yz"]], np.object_)
         n = np.array([[1, 2], [3, 2**40]], np.int64)
         ways = dict(zip(("a", "words", "n"), binary, strict=True))
-        sent = [given(name, each, binary=ways[name]) for name, each in (("a", a), ("words", words), ("n", n))]
-        wanted = [asked(name, binary=way) for name, way in zip(("total", "same", "twice"), binary, strict=True)]
-        for inputs, outputs in ((sent, wanted), (sent[::-1], wanted[1:]), (sent, None)):
+        sent = [input_of(name, each, binary=ways[name]) for name, each in (("a", a), ("words", words), ("n", n))]
+        requested = [output_of(name, binary=way) for name, way in zip(("total", "same", "twice"), binary, strict=True)]
+        for inputs, outputs in ((sent, requested), (sent[::-1], requested[1:]), (sent, None)):
             result = client.infer("mixed", inputs, outputs=outputs)
             names = [each["name"] for each in result.get_response()["outputs"]]
 
@@ -313,7 +324,7 @@ class TestShapes:
         megabytes = 20 if way is None else 4
         sent = np.arange(megabytes << 18, dtype=np.float32).reshape(1, -1) % 1000
         result = client.infer(
-            "identity_FP32", [given("x", sent)],
+            "identity_FP32", [input_of("x", sent)],
             request_compression_algorithm=way, response_compression_algorithm=way,
         )  # fmt: skip
 
@@ -321,8 +332,8 @@ class TestShapes:
 
     def test_large_json_tensors_are_returned_unchanged(self, client: Any) -> None:
         sent = np.random.default_rng(1).standard_normal((1, 150_000)).astype(np.float32)
-        inputs = [given("x", sent, binary=False)]
-        result = client.infer("identity_FP32", inputs, outputs=[asked("y", binary=False)])
+        inputs = [input_of("x", sent, binary=False)]
+        result = client.infer("identity_FP32", inputs, outputs=[output_of("y", binary=False)])
 
         assert np.array_equal(result.as_numpy("y"), sent)
 
@@ -330,7 +341,7 @@ class TestShapes:
 class TestRequests:
     def test_the_id_is_returned_and_an_answer_without_one_has_none(self, client: Any) -> None:
         for request_id in ("42", 'q"uo\\té', "x" * 1000):
-            for outputs in (None, [asked("OUTPUT0", binary=False)]):
+            for outputs in (None, [output_of("OUTPUT0", binary=False)]):
                 result = client.infer("simple", pair(ASCENDING, ASCENDING), request_id=request_id, outputs=outputs)
                 assert result.get_response()["id"] == request_id
 
@@ -361,7 +372,7 @@ class TestRequests:
         assert np.array_equal(result.as_numpy("OUTPUT0"), 2 * ASCENDING)
 
     def test_the_highest_version_answers_unless_another_is_requested(self, client: Any) -> None:
-        sent = [given("x", np.array([[1]], np.float32))]
+        sent = [input_of("x", np.array([[1]], np.float32))]
         for version, value, name in (("", 11, "10"), ("1", 1, "1"), ("2", 3, "2"), ("10", 11, "10")):
             result = client.infer("versions", sent, model_version=version)
 
@@ -383,7 +394,7 @@ class TestInvalidRequests:
         assert "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,15]. NOTE:" in text
 
     def test_a_wrong_shape_for_a_model_without_a_batch_axis_is_rejected(self, client: Any) -> None:
-        status, text = refused(client.infer, "fixed", [given("x", np.zeros((3, 2), np.float32))])
+        status, text = refused(client.infer, "fixed", [input_of("x", np.zeros((3, 2), np.float32))])
 
         assert status == "400"
         assert "unexpected shape for input 'x' for model 'fixed'. Expected [4,2], got [3,2]." in text
@@ -398,17 +409,17 @@ class TestInvalidRequests:
     def test_a_wrong_datatype_is_rejected(self, client: Any) -> None:
         sent = ASCENDING.astype(np.float32)
 
-        assert refused(client.infer, "simple", [given("INPUT0", sent), given("INPUT1", sent)])[1].endswith(
+        assert refused(client.infer, "simple", [input_of("INPUT0", sent), input_of("INPUT1", sent)])[1].endswith(
             "inference input 'INPUT0' data-type is 'FP32', but model 'simple' expects 'INT32'"
         )
 
     def test_an_unknown_input_or_output_is_rejected(self, client: Any) -> None:
         inputs = pair(ASCENDING, ASCENDING)
 
-        assert refused(client.infer, "simple", [inputs[0], given("INPUT2", ASCENDING)])[1].endswith(
+        assert refused(client.infer, "simple", [inputs[0], input_of("INPUT2", ASCENDING)])[1].endswith(
             "unexpected inference input 'INPUT2' for model 'simple'"
         )
-        assert refused(client.infer, "simple", inputs, outputs=[asked("OUTPUT2")])[1].endswith(
+        assert refused(client.infer, "simple", inputs, outputs=[output_of("OUTPUT2")])[1].endswith(
             "unexpected inference output 'OUTPUT2' for model 'simple'"
         )
 
@@ -421,7 +432,7 @@ class TestInvalidRequests:
         )
 
     def test_a_duplicate_output_is_rejected(self, client: Any) -> None:
-        outputs = [asked("OUTPUT0"), asked("OUTPUT0")]
+        outputs = [output_of("OUTPUT0"), output_of("OUTPUT0")]
 
         assert refused(client.infer, "simple", pair(ASCENDING, ASCENDING), outputs=outputs)[1].endswith(
             "Duplicate output name 'OUTPUT0' is not allowed in a request"

@@ -13,7 +13,7 @@ import tritonclient.http as triton
 
 from tests.backends.onnx_models import FLOAT, INT64, STRING, floats, node
 from tests.clients import models
-from tests.clients.tensors import given
+from tests.clients.tensors import input_of
 from tests.live import live_server
 from tests.server.python_models.repositories import ONE, write_model
 
@@ -82,8 +82,8 @@ sequence_batching {{ {kinds} }}
 
 def ran(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The samples that have run, and by which instance, according to the log."""
-    told = [record.getMessage() for record in caplog.records if "is running warmup sample" in record.getMessage()]
-    return [each.partition("instance ")[2].replace(" is running warmup sample", "") for each in told]
+    messages = [record.getMessage() for record in caplog.records if "is running warmup sample" in record.getMessage()]
+    return [each.partition("instance ")[2].replace(" is running warmup sample", "") for each in messages]
 
 
 def refusal(root: Path) -> str:
@@ -105,16 +105,16 @@ def test_zero_random_and_file_samples_run_before_the_model_is_ready(
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "raw").write_bytes(np.ones(3, np.float32).tobytes())
     with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
-        told = ran(caplog)
+        messages = ran(caplog)
         with triton.InferenceServerClient(live.address) as client:
             array = np.ones((1, 3), np.float32)
-            assert client.infer("m", [given("x", array)]).as_numpy("y").tolist() == array.tolist()
+            assert client.infer("m", [input_of("x", array)]).as_numpy("y").tolist() == array.tolist()
             (counted,) = client.get_inference_statistics("m")["model_stats"]
             config = client.get_model_config("m")
 
     each = ["'regular sample' for iteration 1", "'regular sample' for iteration 2", "'four' for iteration 1"]
     each.append("'raw' for iteration 1")
-    assert told == [f"{name} {line}" for name in ("0", "1", "loop") for line in each]
+    assert messages == [f"{name} {line}" for name in ("0", "1", "loop") for line in each]
     assert (counted["execution_count"], counted["inference_count"]) == (1, 1)
     assert [sample["name"] for sample in config["model_warmup"]] == ["regular sample", "four", "raw"]
 
@@ -132,9 +132,9 @@ def test_string_samples_are_empty_random_or_read_from_a_file(tmp_path: Path, cap
 def test_the_sample_of_a_sequence_model_may_omit_the_controls(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, datatype: str, code: int
 ) -> None:
-    said = [data(ZERO, name, "TYPE_INT32", "1") for name in ("START", "READY")]
+    control_data = [data(ZERO, name, "TYPE_INT32", "1") for name in ("START", "READY")]
     sample = data(ZERO if code == INT32 else FILE, "INPUT", datatype, "1")
-    samples = warmup(sample, *said, rows=8, name="sequence sample") + warmup(sample, rows=3, name="without")
+    samples = warmup(sample, *control_data, rows=8, name="sequence sample") + warmup(sample, rows=3, name="without")
     write_sequence(tmp_path, code, controls(datatype) + samples)
     (tmp_path / "sequence" / "warmup").mkdir()
     (tmp_path / "sequence" / "warmup" / "raw").write_bytes(b"\3\0\0\x00233")

@@ -43,8 +43,8 @@ def local_probabilities(folder: Path) -> list[float]:
     session = onnxruntime.InferenceSession(write_iris(folder / "told.onnx"), providers=["CPUExecutionProvider"])
     [row] = session.run(["probabilities"], {"input": floats([FLOWER])})[0].tolist()
     assert np.allclose(row, PROBABILITIES, atol=1e-6)
-    told: list[float] = row
-    return told
+    inputs: list[float] = row
+    return inputs
 
 
 def write_iris(path: Path, rows: Axis = 1, *, swapped: bool = False, mapped: bool = False) -> Path:
@@ -68,7 +68,7 @@ def write_iris(path: Path, rows: Axis = 1, *, swapped: bool = False, mapped: boo
 def write_identities(path: Path, inputs: Mapping[str, tuple[int, list[Axis]]]) -> Path:
     """Write a model that gives each input back as `<name>_out`."""
     nodes = [node("Identity", [name], [f"{name}_out"]) for name in inputs]
-    tensors = [[value(name + end, *said) for name, said in inputs.items()] for end in ("", "_out")]
+    tensors = [[value(name + end, *arguments) for name, arguments in inputs.items()] for end in ("", "_out")]
     return save(path, nodes, tensors[0], tensors[1])
 
 
@@ -116,16 +116,16 @@ class Project:
 
         Those of `onnx:` or `tensorflow:` are given with an underscore before them.
         """
-        said: dict[str, Any] = {"model": str(model)}
+        options: dict[str, Any] = {"model": str(model)}
         if handler:
             # in the folder itself, so that messages name it as the specification does
             path = "handler.py" if not (self.folder / "handler.py").exists() else f"{name}.py"
             path = more.pop("path", path)
             self.file(path, handler)
-            said["request_handler"] = path
-        said |= {key[1:]: value for key, value in more.items() if key.startswith("_")}
+            options["request_handler"] = path
+        options |= {key[1:]: value for key, value in more.items() if key.startswith("_")}
         more = {key: value for key, value in more.items() if not key.startswith("_")}
-        resource = {"kind": "api", "name": name} | (said if old else {kind: said}) | more
+        resource = {"kind": "api", "name": name} | (options if old else {kind: options}) | more
         self.resources.append(resource)
         self.write()
 
@@ -153,7 +153,7 @@ class Answer:
         return json.loads(self.body)
 
     @property
-    def seen(self) -> tuple[int, bytes, str]:
+    def triple(self) -> tuple[int, bytes, str]:
         """The parts of an answer that a case of the specification states."""
         return self.status, self.body, self.headers["content-type"]
 

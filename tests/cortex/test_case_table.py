@@ -31,4 +31,4 @@ def test_every_capability_has_a_row_in_the_docs_with_its_status() -> None:
     rows = re.findall(r"^\| (F[0-9]+) \| ([^|]+) \| ([^|]+) \|[^|]*\|$", PAGE.read_text("utf-8"), re.MULTILINE)
 
     assert [row for row, _, _ in rows] == [f"F{number}" for number in range(1, 46)]
-    assert {row for row, _, said in rows if said == "not supported"} == NOT_THERE
+    assert {row for row, _, status in rows if status == "not supported"} == NOT_THERE

@@ -95,7 +95,7 @@ def post_inference(prediction, signature, metadata):
     return results[asked]
 """
 
-SEEN = """
+SHOWS_SIGNATURE = """
 calls = 0
 
 
@@ -150,7 +150,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     project.api("forms-fixed", fixed, FORMS)
     project.api("relaxed", free, FORMS, _relaxed_shapes=True)
     project.api("results", named, RESULTS)
-    project.api("seen", fixed, SEEN, _metadata={"labels": ["a"], "depth": 2})
+    project.api("seen", fixed, SHOWS_SIGNATURE, _metadata={"labels": ["a"], "depth": 2})
     project.api("early", named, EARLY)
     project.api("mixed", free, MIXED)
     project.api("maps", write_iris(project.model("maps.onnx"), mapped=True))
@@ -175,7 +175,7 @@ def probabilities(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def plain(probabilities: list[float]) -> bytes:
+def expected_body(probabilities: list[float]) -> bytes:
     """The answer for a flower without hooks."""
     return b"[[0],[[" + ",".join(map(repr, probabilities)).encode() + b"]]]\n"
 
@@ -203,7 +203,7 @@ def test_an_unknown_output_is_rejected_over_v2(port: int, api: str, names: list[
 
 class TestSeedOfCortex010:
     def test_c1_a_sample_is_answered_with_its_label(self, port: int) -> None:
-        assert predict(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+        assert predict(port, "classifier", SAMPLE).triple == (200, b'"iris-setosa"\n', JSON_TYPE)
 
     def test_c3_without_a_json_content_type_the_sample_is_none(self, port: int) -> None:
         answer = ask(port, "POST", "/iris/classifier", json.dumps(SAMPLE).encode())
@@ -217,7 +217,7 @@ class TestSeedOfCortex010:
     def test_c4_a_body_that_is_not_json_is_malformed(self, port: int, body: bytes) -> None:
         answer = ask(port, "POST", "/iris/classifier", body, JSON)
 
-        assert answer.seen == (400, b"malformed json", HTML_TYPE)
+        assert answer.triple == (400, b"malformed json", HTML_TYPE)
         assert answer.line == "HTTP/1.1 400 BAD REQUEST"
 
     def test_c5_an_exception_of_a_hook_is_in_the_error(self, port: int) -> None:
@@ -251,9 +251,9 @@ class TestConversion:
     @pytest.mark.parametrize("api", ["fixed", "free", "named"])
     @pytest.mark.parametrize("value", [{"input": FLOWER}, FLOWER, [FLOWER], {"input": [FLOWER], "more": 1}])
     def test_c7_lists_in_any_form_are_converted_to_the_input(
-        self, port: int, plain: bytes, api: str, value: Any
+        self, port: int, expected_body: bytes, api: str, value: Any
     ) -> None:
-        assert predict(port, api, value).seen == (200, plain, JSON_TYPE)
+        assert predict(port, api, value).triple == (200, expected_body, JSON_TYPE)
 
     @pytest.mark.parametrize(("value", "size"), [([1, 2], 2), (None, 1), ([FLOWER, FLOWER], 8)])
     def test_c8_c10_a_wrong_number_of_values_is_rejected(self, port: int, value: Any, size: int) -> None:
@@ -269,9 +269,9 @@ class TestConversion:
         "form", ["float64", "float64 of a row", "nested", "column", "tuple", "texts", "by name"]
     )  # fmt: skip
     def test_c12_the_result_of_pre_inference_can_have_many_forms(
-        self, port: int, plain: bytes, api: str, form: str
+        self, port: int, expected_body: bytes, api: str, form: str
     ) -> None:
-        assert predict(port, api, form).seen == (200, plain, JSON_TYPE)
+        assert predict(port, api, form).triple == (200, expected_body, JSON_TYPE)
 
     def test_c12_an_array_of_integers_is_cast(self, port: int) -> None:
         assert predict(port, "forms", "ints").json[0] == [0]
@@ -311,15 +311,15 @@ class TestConversion:
     def test_c19_text_inputs_are_answered_as_text(self, port: int) -> None:
         answer = ask(port, "POST", "/iris/texts", '["x","ñ"]'.encode(), JSON)
 
-        assert answer.seen == (200, b'[["x","\\u00f1"]]\n', JSON_TYPE)
+        assert answer.triple == (200, b'[["x","\\u00f1"]]\n', JSON_TYPE)
 
     def test_c20_numbers_are_converted_to_booleans(self, port: int) -> None:
-        assert predict(port, "bools", [True, 0]).seen == (200, b"[[false,true]]\n", JSON_TYPE)
+        assert predict(port, "bools", [True, 0]).triple == (200, b"[[false,true]]\n", JSON_TYPE)
 
     def test_c21_map_outputs_are_answered_with_string_keys(self, port: int, probabilities: list[float]) -> None:
         entries = ",".join(f'"{number}":{probability!r}' for number, probability in enumerate(probabilities))
 
-        assert predict(port, "maps", FLOWER).seen == (200, f"[[0],[{{{entries}}}]]\n".encode(), JSON_TYPE)
+        assert predict(port, "maps", FLOWER).triple == (200, f"[[0],[{{{entries}}}]]\n".encode(), JSON_TYPE)
 
     def test_relaxed_shapes_accept_several_rows(self, port: int) -> None:
         assert predict(port, "relaxed", "two rows").json[0] == [0, 0]
@@ -341,7 +341,7 @@ class TestAnswers:
         ],
     )  # fmt: skip
     def test_c23_a_hook_can_return_any_value_that_json_can_represent(self, port: int, name: str, body: bytes) -> None:
-        assert predict(port, "results", name).seen == (200, body, JSON_TYPE)
+        assert predict(port, "results", name).triple == (200, body, JSON_TYPE)
 
     @pytest.mark.parametrize(("name", "named"), [("bytes", "bytes"), ("object", "object")])
     def test_c24_the_type_of_a_result_that_json_cannot_represent_is_in_the_error(
@@ -394,7 +394,7 @@ class TestSignatures:
     def test_c14_the_signature_is_served_on_its_own_page(self, port: int, api: str, rows: str) -> None:
         body = f'{{"signature":{{"input":{{"shape":[{rows},4],"type":"float32"}}}}}}\n'.encode()
 
-        assert ask(port, "GET", f"/iris/{api}/signature").seen == (200, body, JSON_TYPE)
+        assert ask(port, "GET", f"/iris/{api}/signature").triple == (200, body, JSON_TYPE)
 
     def test_c15_a_get_of_the_endpoint_returns_instructions_and_the_signature(self, port: int) -> None:
         answer = ask(port, "GET", "/iris/fixed")
@@ -410,8 +410,8 @@ class TestSignatures:
 
 
 class TestPaths:
-    def test_a_configured_endpoint_replaces_the_default_path(self, port: int, plain: bytes) -> None:
-        assert post(port, "/some/where/else", FLOWER).seen == (200, plain, JSON_TYPE)
+    def test_a_configured_endpoint_replaces_the_default_path(self, port: int, expected_body: bytes) -> None:
+        assert post(port, "/some/where/else", FLOWER).triple == (200, expected_body, JSON_TYPE)
         assert ask(port, "GET", "/some/where/else/signature").status == 200
         assert post(port, "/iris/elsewhere", FLOWER).status == 500
 
@@ -423,16 +423,16 @@ class TestPaths:
                 b'{"error":"404 Not Found: The requested URL was not found on the server. If you entered the URL '
                 b'manually please check your spelling and try again."}\n'
             )
-        assert ask(port, "PUT", "/iris/fixed").seen == (
+        assert ask(port, "PUT", "/iris/fixed").triple == (
             500, b'{"error":"405 Method Not Allowed: The method is not allowed for the requested URL."}\n', JSON_TYPE,
         )  # fmt: skip
 
-    def test_a_single_api_is_also_served_at_predict(self, tmp_path: Path, plain: bytes) -> None:
+    def test_a_single_api_is_also_served_at_predict(self, tmp_path: Path, expected_body: bytes) -> None:
         project = Project(tmp_path)
         write_iris(project.model("m.onnx"))
         project.api("classifier", "models/m.onnx")
         with live_server(project.folder, dialect="cortex") as live:
-            assert post(live.http_port, "/predict", FLOWER).body == plain
+            assert post(live.http_port, "/predict", FLOWER).body == expected_body
             assert ask(live.http_port, "GET", "/predict/signature").status == 200
-            assert ask(live.http_port, "GET", "/healthz").seen == (200, b'{"ok":true}\n', JSON_TYPE)
+            assert ask(live.http_port, "GET", "/healthz").triple == (200, b'{"ok":true}\n', JSON_TYPE)
             assert ask(live.http_port, "GET", "/v2/models/classifier", check=False).status == 200

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path / "project")
-    write_iris(made.model("m.onnx"))
-    return made
+    new_project = Project(tmp_path / "project")
+    write_iris(new_project.model("m.onnx"))
+    return new_project
 
 
 def served(project: Project, **settings: Any) -> Any:
@@ -95,7 +95,7 @@ class TestFiles:
     def test_a_model_can_be_named_by_s3_address_relative_path_or_absolute_path(
         self, project: Project, tmp_path: Path, model: str
     ) -> None:
-        write_iris(_made(tmp_path / "s3" / "bucket" / "iris") / "m.onnx")
+        write_iris(_make_folder(tmp_path / "s3" / "bucket" / "iris") / "m.onnx")
         project.api("one", model.format(folder=project.folder))
         with served(project, s3_root=str(tmp_path / "s3")) as live:
             assert answer(live)[0] == [0]
@@ -112,7 +112,7 @@ class TestFiles:
             assert answer(live) == "from a pickle"
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder
 
@@ -131,12 +131,12 @@ class TestDebug:
             """
         project.api("one", "models/m.onnx", handler)
         with served(project) as live:
-            plain = post(live.http_port, "/iris/one", SAMPLE)
+            undebugged = post(live.http_port, "/iris/one", SAMPLE)
             with caplog.at_level(logging.INFO):
-                asked = post(live.http_port, f"/iris/one{query}", SAMPLE)
+                debugged = post(live.http_port, f"/iris/one{query}", SAMPLE)
 
         logged = "\n".join(record.getMessage() for record in caplog.records)
-        assert asked.body == plain.body
+        assert debugged.body == undebugged.body
         for word in ("sample", "pre_inference", "inference", "post_inference"):
             assert re.search(rf"(?m)^{word}: ", logged), (word, logged)
         assert "the label is" in logged

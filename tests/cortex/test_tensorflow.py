@@ -26,7 +26,7 @@ labels = {LABELS}
 def post_inference(prediction, signature, metadata):
     return labels[int(prediction["class_ids"][0])]
 """
-SEEN = """
+SHOWS_SIGNATURE = """
 seen = None
 
 
@@ -67,7 +67,7 @@ def port(tmp_path_factory: pytest.TempPathFactory, savedmodels: Path) -> Iterato
     install(savedmodels / "iris_keys", project.model("iris_keys") / "1", triton=False)
     project.api("plain", "models/iris.zip", kind="tensorflow")
     project.api("classifier", project.model("export"), IRIS, old=True, model_format="tensorflow")
-    project.api("seen", project.model("iris_keys"), SEEN, kind="tensorflow")
+    project.api("seen", project.model("iris_keys"), SHOWS_SIGNATURE, kind="tensorflow")
     install(savedmodels / "image_fixed", project.model("image") / "1", triton=False)
     project.api("image", project.model("image"), IMAGE, kind="tensorflow", _signature_key="serving_default")
     project.api("keyed", project.model("iris_keys"), kind="tensorflow", _signature_key="classification")
@@ -100,7 +100,7 @@ class TestAnswers:
         assert answer.body.startswith(b'{"class_ids":["0"')
 
     def test_c26_a_handler_reads_the_class_from_its_text(self, port: int) -> None:
-        assert predict(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+        assert predict(port, "classifier", SAMPLE).triple == (200, b'"iris-setosa"\n', JSON_TYPE)
 
     def test_hooks_get_a_dictionary_of_all_signatures(self, port: int) -> None:
         found = predict(port, "seen", SAMPLE).json
@@ -133,7 +133,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("body", [b"{bad", b""])
     def test_c29_a_body_that_is_not_json_is_malformed(self, port: int, body: bytes) -> None:
-        assert ask(port, "POST", "/iris/plain", body, JSON).seen == (400, b"Malformed JSON", HTML_TYPE)
+        assert ask(port, "POST", "/iris/plain", body, JSON).triple == (400, b"Malformed JSON", HTML_TYPE)
 
     def test_the_error_for_an_unknown_key_is_the_bare_key(self, port: int) -> None:
         assert failed(predict(port, "plain", SAMPLE | {"zz": 1})) == "prediction failed: 'zz'"
@@ -169,7 +169,7 @@ class TestPages:
     def test_the_signature_page_has_the_selected_signature_with_tensorflow_type_names(self, port: int) -> None:
         inputs = ",".join(f'"{name}":{{"shape":[-1],"type":"float64"}}' for name in sorted(SAMPLE))
 
-        assert ask(port, "GET", "/iris/plain/signature").seen == (
+        assert ask(port, "GET", "/iris/plain/signature").triple == (
             200, f'{{"signature":{{{inputs}}}}}\n'.encode(), JSON_TYPE,
         )  # fmt: skip
 

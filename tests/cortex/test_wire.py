@@ -82,8 +82,8 @@ def test_a_connection_is_kept_alive_and_answers_in_order(live: Live) -> None:
 def test_http_1_0_and_expect_are_served(live: Live) -> None:
     body = json.dumps(FLOWER).encode()
     old = exchange(live, head("/iris/hooked", JSON, f"content-length: {len(body)}", version="1.0") + body)
-    asked = head("/iris/hooked", JSON, f"content-length: {len(body)}", "expect: 100-continue", "connection: close")
-    expecting = exchange(live, asked, body)
+    head_bytes = head("/iris/hooked", JSON, f"content-length: {len(body)}", "expect: 100-continue", "connection: close")
+    expecting = exchange(live, head_bytes, body)
 
     assert old.startswith(b"HTTP/1.1 200 OK\r\n")
     assert old.endswith(b'"done"\n')
@@ -158,7 +158,7 @@ def test_clients_that_disconnect_do_not_affect_later_requests(live: Live) -> Non
 
 def test_both_protocols_are_served_over_the_same_connections(live: Live) -> None:
     tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": FLOWER}
-    asked: list[tuple[str, Any]] = [
+    requests: list[tuple[str, Any]] = [
         ("/iris/plain", FLOWER), ("/v2/models/plain/infer", {"inputs": [tensor]}), ("/iris/hooked", 1),
         ("/v2/models/hooked/predict", 1),
     ]  # fmt: skip
@@ -167,7 +167,7 @@ def test_both_protocols_are_served_over_the_same_connections(live: Live) -> None
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16)) as session:
 
             async def one(number: int) -> tuple[int, Any]:
-                path, value = asked[number % len(asked)]
+                path, value = requests[number % len(requests)]
                 async with session.post(live.url + path, json=value) as response:
                     return response.status, await response.json()
 

@@ -66,20 +66,22 @@ def run(case: Mapping[str, Any], program: list[str], start: Callable[..., Any] =
                     os.killpg(child.pid, signal.SIGKILL)  # the session that was begun for it, and nothing else
                 child.wait()
             out.seek(0), aside.seek(0)
-            said, beside = out.read().decode(), aside.read().decode()
-        left = {
+            output, beside = out.read().decode(), aside.read().decode()
+        remaining = {
             path.relative_to(folder).as_posix(): text_of(path.read_bytes(), "body")
             for path in sorted(folder.rglob("*"))
             if path.is_file() and path.relative_to(folder).as_posix() not in case.get("files", {})
         }
     answer: dict[str, Any] = {"exit": child.returncode}
     if child.returncode:
-        critical = [line for line in _said(said) if line.startswith("CRITICAL")]
+        critical = [line for line in _messages(output) if line.startswith("CRITICAL")]
         answer["last"] = _masked((beside.strip().splitlines() or critical or [""])[-1])
     elif "deepaas-cli" in case["program"]:
-        answer["said"] = _said(said)
-    if left:
-        answer["written"] = {file: {key: _masked(text) for key, text in body.items()} for file, body in left.items()}
+        answer["said"] = _messages(output)
+    if remaining:
+        answer["written"] = {
+            file: {key: _masked(text) for key, text in body.items()} for file, body in remaining.items()
+        }
     return answer
 
 
@@ -96,7 +98,7 @@ def _served(port: int, child: Any) -> list[str] | None:
     return None
 
 
-def _said(text: str) -> list[str]:
+def _messages(text: str) -> list[str]:
     lines = []
     for line in text.replace("\x1b[00m", "").splitlines():
         logged = _LOGGED.match(line)

@@ -74,10 +74,10 @@ def _done(name: str, output: str) -> dict[str, Any]:
 
 def _kind(group: str, kind: str, names: str, value: str | None = None) -> Otherwise:
     """Give what webargs of today says of a DelimitedList: `value`, or that it is none."""
-    said = {"status": 422, "headers": _JSON, "body": json.dumps({kind: ["Not a valid delimited list."]})}
+    answer = {"status": 422, "headers": _JSON, "body": json.dumps({kind: ["Not a valid delimited list."]})}
     if value is not None:
-        said = _predictions({kind: value, "constant": "7", "loaded": "None", "called": "5"})
-    return {f"{group}/{kind}-{name}": (_DELIMITED, said) for name in names.split()}
+        answer = _predictions({kind: value, "constant": "7", "loaded": "None", "called": "5"})
+    return {f"{group}/{kind}-{name}": (_DELIMITED, answer) for name in names.split()}
 
 
 def _http(name: str, status: int, body: str, headers: dict[str, str] = _TEXT) -> Otherwise:
@@ -242,9 +242,9 @@ _STARTED = {"serves": ["m"]}
 def _warmed(name: str, hyphened: str = "h") -> dict[str, Any]:
     """Give what the original did with what it left out."""
     answer = _RECORDED[name]["answer"]
-    first, *said = answer["said"]
+    first, *lines = answer["said"]
     python, written = f"'a-hyphen': '{hyphened}', 'an_underscore'", f'"a-hyphen": "{hyphened}", "an_underscore"'
-    changed = {**answer, "said": [first, "warmed", *(line.replace("'an_underscore'", python) for line in said)]}
+    changed = {**answer, "said": [first, "warmed", *(line.replace("'an_underscore'", python) for line in lines)]}
     if "written" in answer:
         changed["written"] = {
             file: {key: text.replace('"an_underscore"', written) for key, text in body.items()}

@@ -74,7 +74,7 @@ def main() -> None:
     for group in GROUPS:
         if not sys.argv[1:] or group.name in sys.argv[1:]:
             ORIGINAL.record(group, served)
-            print(group.name, len(group.asked), flush=True)  # noqa: T201 - a command
+            print(group.name, len(group.requests), flush=True)  # noqa: T201 - a command
     if not sys.argv[1:] or "commands" in sys.argv[1:]:
         cases = [command.written() for command in COMMANDS]
         lines = [json.dumps({**case, "answer": run(case, [str(_PROGRAMS / case["program"])])}) for case in cases]

@@ -21,8 +21,8 @@ def shaped(case: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     if not case["path"].endswith("/swagger.json") or answer.get("status") != 200 or "body" not in answer:
         return answer
     page = json.loads(answer["body"])
-    for said in ("info", "externalDocs"):
-        page.pop(said, None)
+    for key in ("info", "externalDocs"):
+        page.pop(key, None)
     for operations in page["paths"].values():
         for method, operation in operations.items():
             operations[method] = {name: value for name, value in operation.items() if name not in _PROSE}

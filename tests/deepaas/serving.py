@@ -47,8 +47,8 @@ def served(server: Mapping[str, Any]) -> Iterator[int]:
         os.environ.update(environment)
         sys.path[:0] = [str(MODULES), name]  # where what is installed is looked for; none of it is imported here
         try:
-            asked = parse(run_words(server, folder)[1:], os.environ).settings
-            with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
+            settings = parse(run_words(server, folder)[1:], os.environ).settings
+            with live_server(**{field.name: getattr(settings, field.name) for field in fields(settings)}) as live:
                 yield live.http_port
         finally:
             os.environ.clear()

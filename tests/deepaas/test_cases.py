@@ -88,12 +88,12 @@ def test_what_is_recorded_is_what_is_asked(group: Group) -> None:
 
     assert recorded["server"] == group.server
     assert [{**case, "answer": None} for case in recorded["cases"]] == [
-        {**asked.written(), "answer": None} for asked in group.asked
+        {**request.written(), "answer": None} for request in group.requests
     ]
 
 
 def test_what_was_told_is_what_is_recorded() -> None:
-    assert [{**case, "answer": None} for case in COMMANDED] == [{**told.written(), "answer": None} for told in TOLD]
+    assert [{**case, "answer": None} for case in COMMANDED] == [{**call.written(), "answer": None} for call in TOLD]
 
 
 def test_each_deviation_is_of_a_case() -> None:

@@ -19,11 +19,11 @@ def test_the_python_model_answers_with_the_similarities_stated_in_its_readme() -
     text = (FOLDER / "README.md").read_text("utf-8")
     (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     *_, url, _, body = shlex.split(block.replace("\\\n", ""), comments=True)
-    said = [float(number) for number in re.findall(r"answered with ([\d.]+\d), the second with ([\d.]+\d)", text)[0]]
+    ratios = [float(number) for number in re.findall(r"answered with ([\d.]+\d), the second with ([\d.]+\d)", text)[0]]
 
     with penstock(FOLDER) as server:
         form = {"Content-Type": "application/x-www-form-urlencoded"}
         path = url.partition("127.0.0.1:8000")[2]
         answer = json.loads(server.request("POST", path, body.encode(), form))
 
-    assert [round(ratio, 2) for ratio in answer["outputs"][0]["data"]] == said
+    assert [round(ratio, 2) for ratio in answer["outputs"][0]["data"]] == ratios

@@ -24,8 +24,8 @@ BODIES = [json.loads(text) for text in re.findall(r"-d '(.*?)'", README)]
 
 def post(live: Live, path: str, body: Any) -> Any:
     headers = {"content-type": "application/json"}
-    asked = urllib.request.Request(f"{live.url}{path}", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(asked, timeout=30) as answer:
+    request = urllib.request.Request(f"{live.url}{path}", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 
 

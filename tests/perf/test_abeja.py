@@ -52,14 +52,14 @@ def test_the_front_passes_a_request_to_the_runtime_and_returns_its_answer(
     content.write_bytes(b"\x00\xff")
     reply = {"content_type": "image/png", "metadata": {"x-a": "b"}, "path": str(content), "status_code": 201}
 
-    request_seen, answer = exchanged(Front(wire[0], tmp_path), wire[1], reply)
+    request, answer = exchanged(Front(wire[0], tmp_path), wire[1], reply)
 
-    assert (request_seen["method"], request_seen["content_type"], request_seen["body"]) == (
+    assert (request["method"], request["content_type"], request["body"]) == (
         "PUT",
         "text/plain",
         b"hello",
     )
-    assert request_seen["headers"] == [
+    assert request["headers"] == [
         {"key": "content-length", "values": ["5"]},
         {"key": "content-type", "values": ["text/plain"]},
         {"key": "host", "values": ["a"]},
@@ -112,11 +112,11 @@ def exchanged(front: Front, runtime: socket.socket, reply: dict[str, Any]) -> tu
         client.sendall(REQUEST)
         ended = pool.submit(front.take, server_side)
         mark, nbytes = struct.unpack(">4sI", runtime_file.read(8))
-        request_seen = json.loads(runtime_file.read(nbytes))
-        request_seen["body"] = Path(request_seen["contents"][0]["path"]).read_bytes()
+        request = json.loads(runtime_file.read(nbytes))
+        request["body"] = Path(request["contents"][0]["path"]).read_bytes()
         answer = json.dumps(reply).encode()
         runtime.sendall(mark + struct.pack(">I", len(answer)) + answer)
         ended.result(timeout=30)
         assert mark == b"\xab\xe9\xa0\x01"
         with client.makefile("rb") as client_file:
-            return request_seen, client_file.read()
+            return request, client_file.read()

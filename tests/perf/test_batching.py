@@ -28,7 +28,7 @@ from penstock.server.repository.penstock_toml import read_toml
 CELL = cells()[0]
 
 
-def made(p99_ms: float, goodput_per_s: float = 1000, cpu_us: float = 200, others: float = 0.1) -> Run:
+def run_with(p99_ms: float, goodput_per_s: float = 1000, cpu_us: float = 200, others: float = 0.1) -> Run:
     """A run with these figures, of three requests, one of which could not be sent."""
     records = np.zeros(3, RECORD)
     records["status"] = 200, 200, SKIPPED
@@ -75,7 +75,7 @@ class TestVariants:
         assert b'"shape": [8, 512]' in eight.bodies[0]
 
     def test_rounds_are_summarized_by_their_medians(self) -> None:
-        assert median([made(9), made(2, 500), made(3, 800)]) == Figures(800, 1, 3, 8)
+        assert median([run_with(9), run_with(2, 500), run_with(3, 800)]) == Figures(800, 1, 3, 8)
 
 
 class TestKnee:
@@ -130,7 +130,7 @@ class TestFields:
     def test_a_comparison_excludes_the_twin_which_measures_the_noise(self) -> None:
         variant = Variant("mlp", "mlp")
         tried = CellRounds(CELL, {"": variant, TWIN: variant, FIRST_GUESS: variant}, ["", FIRST_GUESS])
-        tried.runs = {"": [made(10)], TWIN: [made(12)], FIRST_GUESS: [made(8, cpu_us=150)]}
+        tried.runs = {"": [run_with(10)], TWIN: [run_with(12)], FIRST_GUESS: [run_with(8, cpu_us=150)]}
 
         assert list(tried.comparison().static) == [FIRST_GUESS]
         assert tried.noise() == 1.2
@@ -144,7 +144,7 @@ class TestFields:
 
         def note(_server: object, variant: Variant, arrivals: Arrivals, **_rest: object) -> Run:
             sent.append((variant.name, arrivals))
-            return made(5 if variant.name == "mlp_cap_8_0_ms" and len(sent) <= 3 else 10)
+            return run_with(5 if variant.name == "mlp_cap_8_0_ms" and len(sent) <= 3 else 10)
 
         monkeypatch.setattr(batching, "run", note)
         tried = Trial({CELL: ["cap 8, 0 ms", FIRST_GUESS]})

@@ -16,7 +16,7 @@ from penstock.perf.generator_accuracy.theory import SEEDS, Draw
 from penstock.perf.queueing import DETERMINISTIC, EXPONENTIAL, departures
 
 
-def seen(draw: Draw, times: float = 1.0, late_ns: int = 0) -> Window:
+def window_of(draw: Draw, times: float = 1.0, late_ns: int = 0) -> Window:
     """Let a generator see what the queue does, `times` as slowly and so much later."""
     arrivals = draw.arrivals()
     stays = (departures(arrivals, draw.services) - arrivals) * times + late_ns
@@ -42,7 +42,7 @@ def test_the_draw_closest_to_theory_is_selected() -> None:
 @pytest.mark.parametrize(("law", "load"), SEEDS)
 def test_an_exact_measurement_of_the_queue_passes(law: str, load: float) -> None:
     draw = Draw(law, load, SEEDS[law, load])
-    written = theory.lines(draw, seen(draw, late_ns=200_000), "HTTP")
+    written = theory.lines(draw, window_of(draw, late_ns=200_000), "HTTP")
 
     assert [line.rsplit(": ", 1)[1] for line in written] == ["holds", "holds"]
     assert all("+200 us of the draw" in line for line in written)
@@ -51,12 +51,12 @@ def test_an_exact_measurement_of_the_queue_passes(law: str, load: float) -> None
 def test_a_measurement_that_is_off_by_a_tenth_fails() -> None:
     draw = Draw(DETERMINISTIC, 0.7, SEEDS[DETERMINISTIC, 0.7])
 
-    assert all(line.endswith("DOES NOT HOLD") for line in theory.lines(draw, seen(draw, times=0.9), "gRPC"))
+    assert all(line.endswith("DOES NOT HOLD") for line in theory.lines(draw, window_of(draw, times=0.9), "gRPC"))
 
 
 def test_a_draw_that_was_not_answered_completely_fails() -> None:
     draw = Draw(DETERMINISTIC, 0.5, SEEDS[DETERMINISTIC, 0.5])
-    window = seen(draw)
+    window = window_of(draw)
     window.errors = Counter({"503: busy": 1})
     (failed,) = theory.lines(draw, window, "HTTP")
     (short,) = theory.lines(draw, Window(0, 1), "HTTP")

@@ -26,17 +26,17 @@ REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
 
 def records(**answers: Any) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     """A flood of 20 s: by status how many requests were answered with it, evenly, each after so many ms."""
-    rows_made = []
+    rows = []
     for status, (number, took_ms) in answers.items():
         each = np.zeros(number, RECORD)
         each["status"] = int(status.removeprefix("s"))
         each["due_ns"] = np.arange(number) * 20e9 / number
         each["took_ns"] = took_ms * 1e6
-        rows_made.append(each)
-    return np.concatenate(rows_made)
+        rows.append(each)
+    return np.concatenate(rows)
 
 
-SEEN = {"s200": (19_000, 900), "s503": (181_000, 0.8)}
+COUNTS = {"s200": (19_000, 900), "s503": (181_000, 0.8)}
 
 
 @contextmanager
@@ -162,16 +162,16 @@ def calm(per_s: float) -> Baseline:
 
 def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **results: Any) -> Round:
     samples = [Sample(rows, 130)] * 60 + [Sample(rows, rss_mib)] * 20
-    during = Overload(10_000, 20, open_loop_result(**(SEEN | results)), samples, 2.5)
+    during = Overload(10_000, 20, open_loop_result(**(COUNTS | results)), samples, 2.5)
     return Round(calm(1000), during, calm(after_per_s))
 
 
-def said(*rounds: Round) -> list[str]:
+def lines_for(*rounds: Round) -> list[str]:
     return [line for line in report(rounds).splitlines() if line.endswith(("holds", "DOES NOT HOLD"))]
 
 
 def test_all_claims_may_hold() -> None:
-    assert said(one_round()) == [
+    assert lines_for(one_round()) == [
         "offered 10.0 times the peak: holds",
         "queue: at most 1024 rows of 1024: holds",
         "goodput: 95.0% of the peak: holds",
@@ -196,19 +196,19 @@ def test_all_claims_may_hold() -> None:
     ],
 )
 def test_claims_that_do_not_hold_are_reported(change: dict[str, Any], what: str) -> None:
-    failed = [line for line in said(one_round(**change)) if line.endswith("DOES NOT HOLD")]
+    failed = [line for line in lines_for(one_round(**change)) if line.endswith("DOES NOT HOLD")]
 
     assert [line.startswith(what) for line in failed] == [True]
 
 
 def test_an_overload_that_refused_nothing_says_nothing_about_refusals() -> None:
-    assert "refusals: there were none: DOES NOT HOLD" in said(one_round(s200=(200_000, 900), s503=(0, 0.8)))
+    assert "refusals: there were none: DOES NOT HOLD" in lines_for(one_round(s200=(200_000, 900), s503=(0, 0.8)))
 
 
 def test_one_slow_round_does_not_change_the_median() -> None:
     slow = one_round(after_per_s=800, s200=(15_000, 900), s503=(181_000, 11))
 
-    assert all(line.endswith(": holds") for line in said(one_round(), slow, one_round()))
+    assert all(line.endswith(": holds") for line in lines_for(one_round(), slow, one_round()))
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,13 @@ def test_one_slow_round_does_not_change_the_median() -> None:
     ],
 )
 def test_a_violation_in_any_round_is_reported(change: dict[str, Any], what: str) -> None:
-    failed = [line for line in said(one_round(), one_round(**change), one_round()) if "NOT" in line]
+    failed = [line for line in lines_for(one_round(), one_round(**change), one_round()) if "NOT" in line]
 
     assert [line.startswith(what) for line in failed] == [True]
 
 
 def test_cores_in_use_are_counted_until_the_queue_was_empty() -> None:
-    during = Overload(10_000, 20, open_loop_result(**SEEN), [Sample(0, 130)] * 8, 20)
+    during = Overload(10_000, 20, open_loop_result(**COUNTS), [Sample(0, 130)] * 8, 20)
 
     # 200,000 requests of 9 and 30 us in 40 s
     assert during.cores_used == pytest.approx((0.045, 0.15))

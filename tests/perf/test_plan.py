@@ -32,7 +32,9 @@ def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MIN_SECONDS", 0.0)
 
 
-def made(rate: float, target_ms: float = 0.0, rows: int = 1, arrivals: str = "poisson", front_us: float = 0.0) -> Plan:
+def plan_for(
+    rate: float, target_ms: float = 0.0, rows: int = 1, arrivals: str = "poisson", front_us: float = 0.0
+) -> Plan:
     return Plan(read_costs(json.dumps(COSTS)), load_of(arrivals, rate, rows), target_ms, front_us)
 
 
@@ -72,73 +74,73 @@ class TestCosts:
 
 class TestThePlan:
     def test_the_knee_is_the_highest_throughput_of_the_device(self) -> None:
-        assert made(1000).knee_rows == 64
-        assert made(1000).knee_rows_per_s == pytest.approx(64 / 4.2e-3, rel=0.01)
+        assert plan_for(1000).knee_rows == 64
+        assert plan_for(1000).knee_rows_per_s == pytest.approx(64 / 4.2e-3, rel=0.01)
 
     def test_the_curve_rises_with_load(self) -> None:
-        curve = made(1000).curve()
+        curve = plan_for(1000).curve()
 
         assert [each.p50_ms for each in curve] == sorted(each.p50_ms for each in curve)
         assert curve[-1].p99_ms > 2 * curve[0].p99_ms
-        assert curve[-1].requests_per_s == pytest.approx(0.95 * made(1000).knee_rows_per_s, rel=0.1)
+        assert curve[-1].requests_per_s == pytest.approx(0.95 * plan_for(1000).knee_rows_per_s, rel=0.1)
 
     def test_more_load_never_needs_fewer_devices(self) -> None:
-        needed = [made(rate, 10).devices(0.99) for rate in (1_000, 10_000, 30_000, 100_000, 300_000)]
+        needed = [plan_for(rate, 10).devices(0.99) for rate in (1_000, 10_000, 30_000, 100_000, 300_000)]
 
         assert needed == sorted(needed)
         assert needed[0] == 1
-        assert needed[-1] >= made(300_000).min_devices
+        assert needed[-1] >= plan_for(300_000).min_devices
 
     def test_a_tighter_target_never_needs_fewer_devices(self) -> None:
-        needed = [made(100_000, target_ms).devices(0.99) for target_ms in (40, 20, 10, 5, 3)]
+        needed = [plan_for(100_000, target_ms).devices(0.99) for target_ms in (40, 20, 10, 5, 3)]
 
         assert needed == sorted(needed)
         assert needed[0] < needed[-1]
 
     def test_a_higher_attainment_never_needs_fewer_devices(self) -> None:
-        needed = [made(100_000, 8).devices(attain) for attain in (0.5, 0.9, 0.99, 0.999)]
+        needed = [plan_for(100_000, 8).devices(attain) for attain in (0.5, 0.9, 0.99, 0.999)]
 
         assert needed == sorted(needed)
 
     def test_the_answer_meets_the_target_and_one_device_less_does_not(self) -> None:
-        planned = made(100_000, 6)
+        planned = plan_for(100_000, 6)
         devices = planned.devices(0.99)
 
         assert planned.on_devices(devices).in_time >= 0.99
         assert planned.on_devices(devices - 1).in_time < 0.99
 
     def test_a_target_below_the_shortest_run_is_unattainable(self) -> None:
-        assert made(100_000, 0.5).devices(0.99) == 0
+        assert plan_for(100_000, 0.5).devices(0.99) == 0
 
     @pytest.mark.parametrize("devices", [1, 64, 4096])
     def test_any_number_of_devices_takes_one_simulation(self, devices: int) -> None:
-        planned = made(7_000.0 * devices, 10)
+        planned = plan_for(7_000.0 * devices, 10)
 
         assert planned.on_devices(devices).requests_per_s == pytest.approx(7000, rel=0.1)
         assert 0.9 * planned.min_devices < planned.devices(0.99) <= devices
 
     def test_rows_count_and_not_requests(self) -> None:
-        assert made(1000, rows=8).min_devices == pytest.approx(8 * made(1000).min_devices)
+        assert plan_for(1000, rows=8).min_devices == pytest.approx(8 * plan_for(1000).min_devices)
 
     def test_a_front_end_slower_than_the_device_is_the_limit(self) -> None:
-        bound = made(1000, front_us=200)
+        bound = plan_for(1000, front_us=200)
 
         assert bound.knee_rows_per_s == 5000
         assert [each.requests_per_s for each in bound.curve()][-1] == pytest.approx(0.95 * 5000, rel=0.05)
-        assert made(1000, rows=4, front_us=500).min_devices == pytest.approx(1000 * 500e-6)
-        assert made(1000, front_us=20).knee_rows_per_s == made(1000).knee_rows_per_s
+        assert plan_for(1000, rows=4, front_us=500).min_devices == pytest.approx(1000 * 500e-6)
+        assert plan_for(1000, front_us=20).knee_rows_per_s == plan_for(1000).knee_rows_per_s
 
     def test_time_in_the_front_end_is_part_of_the_latency(self) -> None:
-        without, slow = made(500).on_devices(1), made(500, front_us=1000).on_devices(1)
+        without, slow = plan_for(500).on_devices(1), plan_for(500, front_us=1000).on_devices(1)
 
         assert slow.p50_ms >= without.p50_ms + 1
-        assert made(50_000, 10, front_us=200).devices(0.99) > made(50_000, 10).devices(0.99)
+        assert plan_for(50_000, 10, front_us=200).devices(0.99) > plan_for(50_000, 10).devices(0.99)
 
     @pytest.mark.slow
     def test_bursts_need_more_devices_than_poisson_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plan, "MIN_SECONDS", 8.0)
 
-        assert made(50_000, 10, arrivals="bursty").devices(0.99) > made(50_000, 10).devices(0.99)
+        assert plan_for(50_000, 10, arrivals="bursty").devices(0.99) > plan_for(50_000, 10).devices(0.99)
 
 
 class TestATrace:

@@ -22,8 +22,8 @@ def stays(law: str, load: float) -> queueing.Floats:
     """Let a queue of mean service 1 run for long, and say how long each request stayed."""
     rng = np.random.default_rng(7)
     arrivals = np.cumsum(rng.exponential(1e9 / load, REQUESTS)).astype(np.int64)
-    left = departures(arrivals, services_ns(law, 10**9, REQUESTS, seed=8))
-    return np.asarray((left - arrivals)[REQUESTS // 100 :] / 1e9)
+    departed = departures(arrivals, services_ns(law, 10**9, REQUESTS, seed=8))
+    return np.asarray((departed - arrivals)[REQUESTS // 100 :] / 1e9)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.9])
@@ -39,15 +39,15 @@ def test_a_long_simulation_agrees_with_theory(law: str, load: float) -> None:
 @pytest.mark.parametrize("load", [0.5, 0.7, 0.9])
 def test_the_distribution_with_constant_service_agrees_with_a_simulation(load: float) -> None:
     expected, simulated = Md1(1.0, load), stays(DETERMINISTIC, load)
-    for stay in (0.5, 1.0, 1.5, 1.99, 2.0, 3.3, 10.0):
-        assert expected.within(stay) == pytest.approx(float((simulated <= stay + 1e-9).mean()), abs=0.01)
+    for time in (0.5, 1.0, 1.5, 1.99, 2.0, 3.3, 10.0):
+        assert expected.within(time) == pytest.approx(float((simulated <= time + 1e-9).mean()), abs=0.01)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.9])
 @pytest.mark.parametrize("law", LAWS)
 def test_the_mean_is_the_area_above_the_distribution(law: str, load: float) -> None:
     expected, step = theory(law, 1.0, load), 0.25
-    area = sum(1 - expected.within(stay) for stay in np.arange(step / 2, 12 * expected.mean, step))
+    area = sum(1 - expected.within(time) for time in np.arange(step / 2, 12 * expected.mean, step))
 
     assert area * step == pytest.approx(expected.mean, rel=0.005)
 
@@ -55,17 +55,17 @@ def test_the_mean_is_the_area_above_the_distribution(law: str, load: float) -> N
 @given(st.sampled_from(LAWS), st.floats(0.01, 0.98), st.floats(0.01, 0.999))
 def test_a_quantile_is_exceeded_by_the_right_share(law: str, load: float, share: float) -> None:
     expected = theory(law, 3.0, load)
-    stay = expected.quantile(share)
+    time = expected.quantile(share)
 
-    assert expected.within(stay) >= share - 1e-9
-    if stay > 3.0:  # below are those of a constant service who find nobody there, all at once
-        assert expected.within(stay) == pytest.approx(share, abs=1e-6)
+    assert expected.within(time) >= share - 1e-9
+    if time > 3.0:  # below are those of a constant service who find nobody there, all at once
+        assert expected.within(time) == pytest.approx(share, abs=1e-6)
 
 
 @given(st.sampled_from(LAWS), st.floats(0.01, 0.98), st.floats(0, 100), st.floats(0, 100))
 def test_the_distribution_is_monotonic(law: str, load: float, one: float, other: float) -> None:
     expected = theory(law, 1.0, load)
-    shares = [expected.within(stay) for stay in sorted((one, other))]
+    shares = [expected.within(time) for time in sorted((one, other))]
 
     assert 0 <= shares[0] <= shares[1] + 1e-12 <= 1 + 1e-9
 
@@ -80,7 +80,7 @@ def test_an_unloaded_queue_is_empty() -> None:
 
 
 def test_the_tail_stays_accurate_where_alternating_sums_cancel() -> None:
-    far = [1 - Md1(1.0, 0.9).within(stay) for stay in (50.0, 60.0, 70.0)]
+    far = [1 - Md1(1.0, 0.9).within(time) for time in (50.0, 60.0, 70.0)]
 
     assert far[1] / far[0] == pytest.approx(far[2] / far[1], rel=1e-3)  # it falls as an exponential
 
@@ -96,10 +96,10 @@ def test_a_request_departs_one_service_after_its_arrival_or_the_previous_departu
 ) -> None:
     arrivals = np.array(sorted(at for at, _ in times), np.int64)
     services = np.array([service for _, service in times], np.int64)
-    left = 0
+    departed = 0
     for at, service, departure in zip(arrivals, services, departures(arrivals, services), strict=True):
-        left = max(int(at), left) + int(service)
-        assert departure == left
+        departed = max(int(at), departed) + int(service)
+        assert departure == departed
 
 
 @given(TIMES)

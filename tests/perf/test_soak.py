@@ -18,11 +18,11 @@ def soak(*ends: tuple[str, str, float, float], faults: tuple[Fault, ...] = ()) -
         run.request_log.begin(str(number), kind, begun_s)
         run.request_log.end(str(number), end, ended_s)
     run.faults += faults
-    run.samples = [(0.0, [seen()]), (1.0, [seen()])]
+    run.samples = [(0.0, [usage()]), (1.0, [usage()])]
     return run
 
 
-def seen(pid: int = 1, rss_mib: float = 100.0, descriptors: int = 20) -> ProcessUsage:
+def usage(pid: int = 1, rss_mib: float = 100.0, descriptors: int = 20) -> ProcessUsage:
     return ProcessUsage(pid, 0, "server", "S", rss_mib, descriptors, 10)
 
 
@@ -67,12 +67,12 @@ def test_recovery_ends_with_the_first_answer_after_the_last_consecutive_failure(
 
 def test_growth_and_missing_processes_are_reported() -> None:
     run = soak()
-    run.samples = [(float(at), [seen(rss_mib=100 + 10 * at), seen(2)][: 1 if at > 5 else 2]) for at in range(10)]
+    run.samples = [(float(at), [usage(rss_mib=100 + 10 * at), usage(2)][: 1 if at > 5 else 2]) for at in range(10)]
 
     assert [problem.split(" went")[0] for problem in run.all_problems()] == [
         "server: processes", "all: processes",
     ]  # fmt: skip
-    run.samples = [(float(at), [seen(rss_mib=100 + 10 * at)]) for at in range(10)]
+    run.samples = [(float(at), [usage(rss_mib=100 + 10 * at)]) for at in range(10)]
     assert [problem.split(" went")[0] for problem in run.all_problems()] == ["server: rss_mib", "all: rss_mib"]
 
 

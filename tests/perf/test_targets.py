@@ -47,13 +47,13 @@ class TestHit:
         assert figures == replace(CALM_LOAD, p99_ms=2)
 
 
-def said(calm: dict[str, Any], over: dict[str, Any]) -> list[str]:
+def messages_for(calm: dict[str, Any], over: dict[str, Any]) -> list[str]:
     lines = Report(AIM, 400, replace(CALM_LOAD, **calm), replace(OVER, **over)).lines()
     return [line for line in lines if "hold" in line.lower()]
 
 
 def test_all_claims_may_hold() -> None:
-    assert said({}, {}) == [
+    assert messages_for({}, {}) == [
         "deep: in time at 80%: 99.69%: holds",
         "deep: goodput at 200%: 97.5% of the peak: holds",
         "deep: accepted p99 at 200%: 49.0 of 50 ms: holds",
@@ -75,6 +75,6 @@ def test_all_claims_may_hold() -> None:
     ],
 )
 def test_claims_that_do_not_hold_are_reported(calm: dict[str, Any], over: dict[str, Any], what: str) -> None:
-    failed = [line for line in said(calm, over) if line.endswith("DOES NOT HOLD")]
+    failed = [line for line in messages_for(calm, over) if line.endswith("DOES NOT HOLD")]
 
     assert [line.startswith(what) for line in failed] == [True]

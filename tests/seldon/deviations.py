@@ -15,8 +15,8 @@ from tests.seldon.replay import USUAL
 
 
 def _failed(info: str, status: int = 500, reason: str = "MICROSERVICE_INTERNAL_ERROR") -> dict[str, Any]:
-    said = {"status": {"code": -1, "info": info, "reason": reason, "status": 1}}
-    return {"status": status, "body": json.dumps(said, separators=(",", ":")) + "\n"}
+    body = {"status": {"code": -1, "info": info, "reason": reason, "status": 1}}
+    return {"status": status, "body": json.dumps(body, separators=(",", ":")) + "\n"}
 
 
 def _refused(info: str) -> dict[str, Any]:
@@ -43,10 +43,13 @@ def _listed() -> dict[str, tuple[str, dict[str, Any]]]:
     message = protos.message_class("SeldonMessage")
     found = {}
     for case in json.loads(Path(__file__).with_name("cases").joinpath("told.json").read_text("utf-8"))["cases"]:
-        said = json_format.MessageToJson(message.FromString(base64.b64decode(case["answer"].get("message", ""))))
-        if "| names [" in said:
-            made = json_format.Parse(said.replace("| names [", "| list ["), message())
-            found[f"told/{case['name']}"] = _LISTED, {"message": base64.b64encode(made.SerializeToString()).decode()}
+        text = json_format.MessageToJson(message.FromString(base64.b64decode(case["answer"].get("message", ""))))
+        if "| names [" in text:
+            proto = json_format.Parse(text.replace("| names [", "| list ["), message())
+            found[f"told/{case['name']}"] = (
+                _LISTED,
+                {"message": base64.b64encode(proto.SerializeToString()).decode()},
+            )
     return found
 
 

@@ -29,39 +29,39 @@ import grpc
 
 from .replay import HOST, USUAL, play, text_of
 from .scenarios.all_groups import GROUPS
-from .scenarios.definitions import Asked, Group, Rest, Rpc
+from .scenarios.definitions import Group, RecordedRequest, Rest, Rpc
 
 HERE = pathlib.Path(__file__).parent
 CASES, COMPONENTS = HERE / "cases", HERE / "components"
 _READY_WITHIN_S = 60
 
 
-def written(asked: Asked) -> dict[str, Any]:
+def written(request: RecordedRequest) -> dict[str, Any]:
     """Return a case as it is in the file, without its answer."""
-    if isinstance(asked, Rest):
-        case: dict[str, Any] = {"name": asked.name, "method": asked.method, "path": asked.path}
-        if asked.headers:
-            case["headers"] = asked.headers
-        if asked.body:
-            case.update(text_of(asked.body, "body"))
-        if asked.port != "http":
-            case["port"] = asked.port
-        if asked.unread:
+    if isinstance(request, Rest):
+        case: dict[str, Any] = {"name": request.name, "method": request.method, "path": request.path}
+        if request.headers:
+            case["headers"] = request.headers
+        if request.body:
+            case.update(text_of(request.body, "body"))
+        if request.port != "http":
+            case["port"] = request.port
+        if request.unread:
             case["unread"] = True
         return case
-    if not isinstance(asked, Rpc):
-        raise TypeError(asked)
-    message = asked.message if isinstance(asked.message, bytes) else _encoded(asked)
+    if not isinstance(request, Rpc):
+        raise TypeError(request)
+    message = request.message if isinstance(request.message, bytes) else _encoded(request)
     return {
-        "name": asked.name,
-        "rpc": asked.method,
-        "said": _said(asked),
+        "name": request.name,
+        "rpc": request.method,
+        "said": _message_json(request),
         "message": base64.b64encode(message).decode(),
     }
 
 
-def _said(asked: Rpc) -> Any:
-    return None if isinstance(asked.message, bytes) else asked.message
+def _message_json(request: Rpc) -> Any:
+    return None if isinstance(request.message, bytes) else request.message
 
 
 def _types(method: str) -> Any:
@@ -74,10 +74,10 @@ def _types(method: str) -> Any:
     return make(found.input_type), make(found.output_type)
 
 
-def _encoded(asked: Rpc) -> bytes:
+def _encoded(request: Rpc) -> bytes:
     from google.protobuf import json_format
 
-    message = json_format.ParseDict(asked.message, _types(asked.method)[0]())
+    message = json_format.ParseDict(request.message, _types(request.method)[0]())
     encoded: bytes = message.SerializeToString(deterministic=True)
     return encoded
 
@@ -149,21 +149,21 @@ def record(group: Group) -> None:
     with tempfile.TemporaryFile() as log:
         try:
             with served(group, log) as ports:
-                for asked in group.asked:
-                    case = written(asked)
+                for request in group.requests:
+                    case = written(request)
                     answer = play(case, ports)
-                    case["answer"] = _readable(asked.method, answer) if isinstance(asked, Rpc) else _brief(answer)
+                    case["answer"] = _readable(request.method, answer) if isinstance(request, Rpc) else _brief(answer)
                     lines.append(json.dumps(case, sort_keys=False))
         except Exception:
             log.seek(0)
             sys.stderr.buffer.write(log.read()[-5000:])
             raise
-    names = [asked.name for asked in group.asked]
+    names = [request.name for request in group.requests]
     if len(set(names)) != len(names):
         raise RuntimeError(f"{group.name}: {sorted(name for name in names if names.count(name) > 1)}")
     head = {"component": group.component, "environment": group.environment, "arguments": group.arguments}
-    said = json.dumps(head)[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
-    (CASES / f"{group.name}.json").write_text(said, "utf-8")
+    text = json.dumps(head)[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
+    (CASES / f"{group.name}.json").write_text(text, "utf-8")
 
 
 def main() -> None:
@@ -171,7 +171,7 @@ def main() -> None:
     for group in GROUPS:
         if not sys.argv[1:] or group.name in sys.argv[1:]:
             record(group)
-            print(group.name, len(group.asked), flush=True)  # noqa: T201 - a command
+            print(group.name, len(group.requests), flush=True)  # noqa: T201 - a command
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _WITHIN_S = 60
 
 def play(case: dict[str, Any], ports: dict[str, Any]) -> dict[str, Any]:
     """Play one case. `ports`: http, metrics, and grpc, which is a channel."""
-    return _called(case, ports["grpc"]) if "rpc" in case else _asked(case, ports[case.get("port", "http")])
+    return _called(case, ports["grpc"]) if "rpc" in case else _ask(case, ports[case.get("port", "http")])
 
 
 def text_of(content: bytes, name: str) -> dict[str, str]:
@@ -33,14 +33,14 @@ def text_of(content: bytes, name: str) -> dict[str, str]:
     return {name: text}
 
 
-def bytes_of(said: dict[str, Any], name: str) -> bytes:
+def bytes_of(case: dict[str, Any], name: str) -> bytes:
     """Read what text_of wrote."""
-    if name + "64" in said:
-        return base64.b64decode(said[name + "64"])
-    return str(said.get(name, "")).encode()
+    if name + "64" in case:
+        return base64.b64decode(case[name + "64"])
+    return str(case.get(name, "")).encode()
 
 
-def _asked(case: dict[str, Any], port: int) -> dict[str, Any]:
+def _ask(case: dict[str, Any], port: int) -> dict[str, Any]:
     body = bytes_of(case, "body")
     fields = dict(case.get("headers", {}))
     if (body or case["method"] == "POST") and "Transfer-Encoding" not in fields:

@@ -58,7 +58,7 @@ def vars_of(settings: Settings) -> dict[str, Any]:
     return {item.name: getattr(settings, item.name) for item in known_settings()}
 
 
-def wanted(group: str, case: dict[str, Any]) -> dict[str, Any]:
+def expected_answer(group: str, case: dict[str, Any]) -> dict[str, Any]:
     """Return the expected answer: seldon-core's, except for the recorded deviations."""
     answer = {name: value for name, value in case["answer"].items() if name != "said"}
     if "rpc" not in case:
@@ -93,7 +93,7 @@ def read(name: str) -> dict[str, Any]:
 
 def difference(name: str, case: dict[str, Any], ports: dict[str, Any]) -> list[str]:
     """Play a case. Returns: the differences, as text."""
-    expected = wanted(name, case)
+    expected = expected_answer(name, case)
     answer = compared(case, play(case, ports))
     if answer == expected:
         return []
@@ -129,9 +129,9 @@ def test_recorded_cases_match_the_requests_in_the_asked_modules(group: Group) ->
         group.component, group.environment, group.arguments,
     ]  # fmt: skip
     assert [(case["name"], case.get("rpc") or case["path"]) for case in recorded["cases"]] == [
-        (asked.name, asked.path if isinstance(asked, Rest) else asked.method)
-        for asked in group.asked
-        if isinstance(asked, Rest | Rpc)
+        (request.name, request.path if isinstance(request, Rest) else request.method)
+        for request in group.requests
+        if isinstance(request, Rest | Rpc)
     ]
 
 

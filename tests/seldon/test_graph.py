@@ -105,8 +105,8 @@ def ask(live: Live, path: str, message: Any = None, headers: dict[str, str] | No
     """POST a message, or GET."""
     with closing(http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=60)) as connection:
         body = None if message is None else json.dumps(message)
-        said = {"Content-Type": "application/json", **(headers or {})}
-        connection.request("GET" if message is None else "POST", path, body, said)
+        all_headers = {"Content-Type": "application/json", **(headers or {})}
+        connection.request("GET" if message is None else "POST", path, body, all_headers)
         answer = connection.getresponse()
         return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
@@ -218,7 +218,7 @@ def ab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def test_each_request_of_an_ab_test_goes_to_the_branch_in_its_routing(ab: Live) -> None:
-    seen = set()
+    branches = set()
     for _ in range(40):
         answer = ask(ab, PREDICTIONS, matrix(10, 20)).json
         branch = answer["meta"]["routing"]["chance"]
@@ -231,8 +231,8 @@ def test_each_request_of_an_ab_test_goes_to_the_branch_in_its_routing(ab: Live) 
                 "tags": {"added": branch + 1},
             },
         }
-        seen.add(branch)
-    assert seen == {0, 1}
+        branches.add(branch)
+    assert branches == {0, 1}
 
 
 def test_feedback_goes_to_the_branch_that_answered(ab: Live) -> None:
@@ -241,9 +241,9 @@ def test_feedback_goes_to_the_branch_that_answered(ab: Live) -> None:
     series = metrics(ab, "seldon_api_model_feedback_reward_total")
     before = {each: sum(of_node(series, each)) for each in ("one", "two")}
     feedback = {"request": matrix(1), "response": answer, "reward": 0.5}
-    told = ask(ab, FEEDBACK, feedback)
+    response = ask(ab, FEEDBACK, feedback)
     # the first node is built in and takes no feedback: as in Seldon's orchestrator, the feedback is returned
-    assert (told.status, told.json) == (200, feedback)
+    assert (response.status, response.json) == (200, feedback)
     series = metrics(ab, "seldon_api_model_feedback_reward_total")
     assert sum(of_node(series, name)) == before[name] + 0.5
     assert sum(of_node(series, other)) == before[other]
@@ -371,8 +371,8 @@ def test_metadata_of_a_graph_and_its_nodes_is_answered_over_grpc(combined: Live)
     empty = message_class("SeldonModelMetadataRequest")()
     graph = call(combined, "GraphMetadata", empty, "SeldonGraphMetadata")
     assert (graph.name, sorted(graph.models)) == ("default", ["in", "one", "out", "sum", "two"])
-    asked = message_class("SeldonModelMetadataRequest")(name="one")
-    assert list(call(combined, "ModelMetadata", asked, "SeldonModelMetadata").versions) == [""]
+    request = message_class("SeldonModelMetadataRequest")(name="one")
+    assert list(call(combined, "ModelMetadata", request, "SeldonModelMetadata").versions) == [""]
 
 
 def test_feedback_over_grpc_reaches_the_models(combined: Live) -> None:
@@ -418,8 +418,8 @@ def test_a_bandit_router_learns_the_best_branch_from_feedback(tmp_path: Path) ->
     with serve(tmp_path, BANDIT) as live:
         for reward in (0.1, 0.9):
             answer = ask(live, PREDICTIONS, matrix(1)).json
-            told = ask(live, FEEDBACK, {"request": matrix(1), "response": answer, "reward": reward})
-            assert told.status == 200
+            response = ask(live, FEEDBACK, {"request": matrix(1), "response": answer, "reward": reward})
+            assert response.status == 200
         for _ in range(5):
             answer = ask(live, PREDICTIONS, matrix(1)).json
             assert answer["meta"]["routing"]["arms"] == 1
@@ -454,8 +454,8 @@ def test_a_graph_of_one_model_answers_as_the_component_alone(alone: Live) -> Non
         b'"requestPath":{"classifier":"NOT_IMPLEMENTED:NOT_IMPLEMENTED"},"tags":{"added":1}}}\n'
     )
     assert answer.headers["content-type"] == "application/json"
-    told = ask(alone, FEEDBACK, {"request": matrix(1), "reward": 1.0})
-    assert (told.status, told.json["data"]) == (200, {"ndarray": [[1, 1]], "names": ["t:0", "t:1"]})
+    response = ask(alone, FEEDBACK, {"request": matrix(1), "reward": 1.0})
+    assert (response.status, response.json["data"]) == (200, {"ndarray": [[1, 1]], "names": ["t:0", "t:1"]})
 
 
 def test_a_node_that_dies_fails_its_request_and_is_restarted(alone: Live) -> None:
@@ -483,5 +483,5 @@ def test_a_call_ends_at_the_clients_deadline_and_the_graph_keeps_serving(tmp_pat
         with pytest.raises(grpc.RpcError) as caught:
             call(live, "Predict", message_class("SeldonMessage")(strData="sleep"), timeout=0.5)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        asked = message_class("SeldonModelMetadataRequest")(name="one")
-        assert list(call(live, "ModelMetadata", asked, "SeldonModelMetadata").versions) == [""]
+        request = message_class("SeldonModelMetadataRequest")(name="one")
+        assert list(call(live, "ModelMetadata", request, "SeldonModelMetadata").versions) == [""]

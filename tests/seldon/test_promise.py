@@ -73,7 +73,7 @@ def asleep(live: Live, folder: Path) -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize(
-    ("give", "status", "said"),
+    ("give", "status", "message"),
     [
         ("raise", 500, "on purpose"),
         ("sys-exit", 500, "SystemExit: 3"),
@@ -84,14 +84,14 @@ def asleep(live: Live, folder: Path) -> Iterator[Callable[[], int]]:
     ],
 )
 def test_a_misbehaving_request_fails_and_the_next_request_succeeds(
-    live: Live, give: str, status: int, said: str
+    live: Live, give: str, status: int, message: str
 ) -> None:
     failed = predict(live, give)
     then_over_grpc = called(live, "nothing")
     then = predict(live, "nothing")
 
     assert failed == (
-        status, {"status": {"code": -1, "info": said, "reason": "MICROSERVICE_INTERNAL_ERROR", "status": 1}},
+        status, {"status": {"code": -1, "info": message, "reason": "MICROSERVICE_INTERNAL_ERROR", "status": 1}},
     )  # fmt: skip
     assert then_over_grpc["data"]["ndarray"] == [[1, 2]]
     assert then == (200, {"data": ANSWER, "meta": {"tags": {"give": "nothing"}}})
@@ -123,7 +123,7 @@ class TestStrictOff:
     """`--seldon-strict=false`."""
 
     @pytest.mark.parametrize(
-        ("method", "path", "status", "said"),
+        ("method", "path", "status", "message"),
         [
             ("GET", "/nope", 404, "404 Not Found: "),
             ("POST", "/nope", 404, "404 Not Found: "),
@@ -133,22 +133,22 @@ class TestStrictOff:
         ],
     )
     def test_unknown_paths_and_methods_are_answered_with_404_and_405(
-        self, modern: Live, method: str, path: str, status: int, said: str
+        self, modern: Live, method: str, path: str, status: int, message: str
     ) -> None:
         answer = httpx.request(method, modern.url + path)
 
         assert answer.status_code == status
-        assert answer.json()["status"]["info"].startswith(said)
+        assert answer.json()["status"]["info"].startswith(message)
 
     def test_predict_may_be_a_coroutine(self, modern: Live) -> None:
         assert predict(modern, "nothing")[1]["data"] == ANSWER
         assert called(modern, "nothing")["data"] == ANSWER
 
     def test_a_dict_with_numpy_values_is_answered(self, modern: Live) -> None:
-        said = {"a": 0.5, "b": 3, "c": [1, 2], "d": True}
+        expected = {"a": 0.5, "b": 3, "c": [1, 2], "d": True}
 
-        assert predict(modern, "scalars")[1]["jsonData"] == said
-        assert called(modern, "scalars")["jsonData"] == said
+        assert predict(modern, "scalars")[1]["jsonData"] == expected
+        assert called(modern, "scalars")["jsonData"] == expected
 
     @pytest.mark.parametrize(
         ("give", "code", "details"),

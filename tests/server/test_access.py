@@ -107,9 +107,9 @@ def test_an_invalid_request_is_logged_and_an_undelivered_answer_is_not(access_li
     async def main() -> None:
         lane = Lane(kind=LoggedFastLane, own=Own(hold=True))
         await lane.fed(b"nonsense\r\n\r\n")
-        gone = Lane(kind=LoggedFastLane, own=Own(hold=True))
-        await gone.fed(request("/own"))
-        gone.transport.lose(None)
+        leaving = Lane(kind=LoggedFastLane, own=Own(hold=True))
+        await leaving.fed(request("/own"))
+        leaving.transport.lose(None)
         await turns()
 
     run(main)

@@ -91,7 +91,7 @@ def test_a_corrupt_or_too_large_compressed_body_is_rejected(body: bytes) -> None
 class TestLargeAnswers:
     """Large answers that a thread compresses."""
 
-    def asked(self, shared: HttpShared, size: int) -> Lane:
+    def lane_with_request(self, shared: HttpShared, size: int) -> Lane:
         """Return a connection whose answer of this size waits for a thread."""
         lane = Lane(shared=shared)
         lane.feed(request("/own"))
@@ -106,11 +106,11 @@ class TestLargeAnswers:
             shared = HttpShared(Own(hold=True), LIMITS)
             shared.unread.max_bytes = 1_000_000
             try:
-                first, second = self.asked(shared, 400_000), self.asked(shared, 300_000)
+                first, second = self.lane_with_request(shared, 400_000), self.lane_with_request(shared, 300_000)
                 await turns()
                 assert (first.answers, second.answers, shared.unread.held_bytes) == ([], [], 700_000)
 
-                third = self.asked(shared, 310_000)
+                third = self.lane_with_request(shared, 310_000)
                 await turns()
                 (answer,) = first.answers
                 assert (len(answer.body), "content-encoding" in answer.headers) == (400_000, False)
@@ -134,7 +134,7 @@ class TestLargeAnswers:
             asyncio.get_running_loop().set_default_executor(threads)
             threads.shutdown()
             shared = HttpShared(Own(hold=True), LIMITS)
-            (answer,) = self.asked(shared, 300_000).answers
+            (answer,) = self.lane_with_request(shared, 300_000).answers
 
             assert (len(answer.body), "content-encoding" in answer.headers) == (300_000, False)
             assert shared.unread.held_bytes == 0

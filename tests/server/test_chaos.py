@@ -69,9 +69,9 @@ def test_the_faults_due_do_not_depend_on_how_often_due_is_called(
 ) -> None:
     often, once = (Chaos(Rates(rates, seed=seed), ALL, 0) for _ in range(2))
 
-    seen = [fault for now_ns in (*sorted(cuts), 20 * S) for fault in often.pop_due(now_ns)]
+    faults = [fault for now_ns in (*sorted(cuts), 20 * S) for fault in often.pop_due(now_ns)]
 
-    assert seen == once.pop_due(20 * S)
+    assert faults == once.pop_due(20 * S)
     assert often.next_ns == once.next_ns > 20 * S
 
 

@@ -45,7 +45,7 @@ def test_tritonserver_as_command_or_program_name_serves_with_triton_flags(
     served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--model-store=/mnt/models", "--grpc-port=9000", "--http-port=8080", "--strict-model-config=False"]
-    wanted = Settings(
+    expected = Settings(
         model_repository=("/mnt/models",), grpc_port=9000, http_port=8080, disable_auto_complete_config=False
     )
 
@@ -54,7 +54,7 @@ def test_tritonserver_as_command_or_program_name_serves_with_triton_flags(
     monkeypatch.setattr(sys, "argv", ["/opt/tritonserver/bin/tritonserver", *words])  # through a symbolic link
     assert cli.main() == 0
 
-    assert served == [wanted, wanted, wanted]
+    assert served == [expected, expected, expected]
 
 
 def test_an_unambiguous_flag_may_be_abbreviated_on_the_tritonserver_command_line(
@@ -75,10 +75,10 @@ def test_a_boolean_flag_may_have_a_value_or_stand_alone(served: list[Settings]) 
         ["serve", "--access-log", "./a", "--exit-on-error", "true", "--strict-readiness=0", "--allow-metrics", "0"]
     )
 
-    wanted = Settings(
+    expected = Settings(
         model_repository=("./a",), access_log=True, exit_on_error=True, strict_readiness=False, allow_metrics=False
     )
-    assert served == [wanted]
+    assert served == [expected]
 
 
 def test_a_path_may_follow_a_boolean_flag(

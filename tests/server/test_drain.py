@@ -86,11 +86,11 @@ async def idle(port: int) -> bytes:
 
 
 def grpc_request(request_id: str) -> bytes:
-    made = service_pb2.ModelInferRequest(model_name="iris", id=request_id)
-    made.inputs.add(name="input", datatype="FP32", shape=[1, 4])
-    made.raw_input_contents.append(struct.pack("<4f", *TENSOR["data"]))
-    made.parameters["hooks"].bool_param = False
-    written: bytes = made.SerializeToString()
+    message = service_pb2.ModelInferRequest(model_name="iris", id=request_id)
+    message.inputs.add(name="input", datatype="FP32", shape=[1, 4])
+    message.raw_input_contents.append(struct.pack("<4f", *TENSOR["data"]))
+    message.parameters["hooks"].bool_param = False
+    written: bytes = message.SerializeToString()
     return written
 
 
@@ -127,7 +127,7 @@ OVER: dict[str, tuple[Client, Callable[[int], Awaitable[bytes]], tuple[str, ...]
 
 
 async def terminate_under_load(protocol: str, delay_s: float) -> tuple[int, Counter[str]]:
-    made, idle_client, flags = OVER[protocol]
+    request_forever, idle_client, flags = OVER[protocol]
     words = ("-m", "penstock.server.cli", "serve", str(IRIS), "--allow-metrics=false", *flags)
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
     try:
@@ -141,7 +141,7 @@ async def terminate_under_load(protocol: str, delay_s: float) -> tuple[int, Coun
             if message.startswith("ready"):
                 break
         counted: Counter[str] = Counter()
-        clients = [asyncio.ensure_future(made(port, number, counted)) for number in range(CLIENTS)]
+        clients = [asyncio.ensure_future(request_forever(port, number, counted)) for number in range(CLIENTS)]
         waiting = asyncio.ensure_future(idle_client(port))
         # under load for a different time each round: the test is about when the signal arrives
         await asyncio.sleep(delay_s)

@@ -104,11 +104,11 @@ def test_probes_fail_while_draining_and_read_only_requests_are_answered(draining
 
 
 def test_grpc_calls_while_draining_are_unavailable_with_the_reason(draining: Draining) -> None:
-    given = triton.InferInput("x", [1, 2], "FP32")
-    given._raw_content = bytes(8)
+    tensor = triton.InferInput("x", [1, 2], "FP32")
+    tensor._raw_content = bytes(8)
     for _ in range(3):
         with triton.InferenceServerClient(draining.live.grpc_address) as client:
-            for ask in (partial(client.infer, "a", [given]), partial(client.load_model, "a")):
+            for ask in (partial(client.infer, "a", [tensor]), partial(client.load_model, "a")):
                 with pytest.raises(InferenceServerException) as caught:
                     ask()
                 assert (caught.value.status(), caught.value.message()) == ("StatusCode.UNAVAILABLE", SHUTTING_DOWN)

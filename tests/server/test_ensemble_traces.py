@@ -83,15 +83,15 @@ async def served(*rules: str) -> AsyncIterator[Served]:
     def more(inputs: list[Any]) -> list[Any]:
         return [inputs[0] + 1]
 
-    async with house() as kept:
-        await kept.serve("same", same)
-        await kept.serve("more", more)
+    async with house() as system:
+        await system.serve("same", same)
+        await system.serve("more", more)
         for spec in (INNER, OUTER, FORK):
-            await kept.engine.load(spec)
-        made: list[Served] = []
-        made.append(Served(kept, Tracer(parse(rules), kept.engine, lambda config: made[0]), []))
-        yield made[0]
-        made[0].tracer.stop()
+            await system.engine.load(spec)
+        servers: list[Served] = []
+        servers.append(Served(system, Tracer(parse(rules), system.engine, lambda config: servers[0]), []))
+        yield servers[0]
+        servers[0].tracer.stop()
 
 
 def tree(trace: Trace) -> Mapping[str, str]:
@@ -130,9 +130,9 @@ async def test_only_steps_that_run_have_compute_stamps() -> None:
         await s.ask("outer")
         (trace,) = s.written()
 
-    whole = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
-    assert stamps(trace) == stamps(trace.steps[0]) == whole
-    assert [name for name in stamps(trace.steps[1]) if name not in whole] == COMPUTE
+    expected = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    assert stamps(trace) == stamps(trace.steps[0]) == expected
+    assert [name for name in stamps(trace.steps[1]) if name not in expected] == COMPUTE
 
 
 def test_an_ensemble_comes_before_a_step_that_began_in_the_same_nanosecond() -> None:
@@ -211,11 +211,11 @@ async def test_steps_are_sampled_and_counted_together_with_their_ensemble() -> N
             await s.ask("outer")
         await s.ask("same")
         await s.ask("same")
-        left = s.tracer.sampling().count
+        remaining = s.tracer.sampling().count
         traces = s.written()
 
     assert [(trace.model, len(trace.steps)) for trace in traces] == [("outer", 3), ("same", 0)]
-    assert left == 0
+    assert remaining == 0
 
 
 async def test_a_step_is_traced_regardless_of_the_trace_settings_of_its_model() -> None:
@@ -312,9 +312,9 @@ async def test_steps_of_a_cancelled_nested_ensemble_are_traced_under_the_outer_e
 async def test_a_cancelled_ensemble_is_not_traced_and_later_requests_are() -> None:
     async with served(*FILED) as s:
         s.house.gates["more"].close()
-        gone = s.house.submit("outer", 1)
+        cancelled = s.house.submit("outer", 1)
         await s.house.gates["more"].entered()
-        s.house.engine.cancel(gone)
+        s.house.engine.cancel(cancelled)
         s.house.gates["more"].open()
         await s.ask("outer")
         (trace,) = s.written()

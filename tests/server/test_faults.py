@@ -112,19 +112,19 @@ def test_a_process_is_killed_or_stopped_when_its_fault_is_due(fault: str, number
 
 
 def test_a_fault_without_a_process_or_with_an_ended_process_is_skipped() -> None:
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait(10)
-    asked: list[int] = []
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait(10)
+    calls: list[int] = []
 
     async def main() -> None:
         chaos = Chaos(parse(("kill-worker=1000",)), ("worker",), time.monotonic_ns())
         enough = asyncio.Event()
 
         def victims() -> list[int]:
-            asked.append(1)
-            if len(asked) > 3:
+            calls.append(1)
+            if len(calls) > 3:
                 enough.set()
-            return [gone.pid] if len(asked) % 2 else []
+            return [ended.pid] if len(calls) % 2 else []
 
         making = asyncio.ensure_future(make_faults(chaos, {"worker": victims}))
         await enough.wait()

@@ -82,10 +82,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    made = Project(tmp_path_factory.mktemp("project") / "iris")
-    write_iris(made.model("iris.onnx"), None)
-    made.api("classifier", "models/iris.onnx", HANDLER)
-    with live_server(made.folder, dialect="cortex") as server:
+    new_project = Project(tmp_path_factory.mktemp("project") / "iris")
+    write_iris(new_project.model("iris.onnx"), None)
+    new_project.api("classifier", "models/iris.onnx", HANDLER)
+    with live_server(new_project.folder, dialect="cortex") as server:
         yield server
 
 
@@ -94,7 +94,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def left(live: Live) -> list[str]:
+def leaked(live: Live) -> list[str]:
     """Names of the server's functions whose frames only the collector would free after a request."""
     live.call(turns())
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -132,27 +132,27 @@ def test_a_rejected_http_request_is_freed_without_the_garbage_collector(live: Li
     model, bad_values = REFUSED[by]
     name, datatype, shape, values = tensor(model)
     values = values if bad_values is None else ["a"] if bad_values == [7] else bad_values
-    asked: dict[str, Any] = {name: values}
+    inputs: dict[str, Any] = {name: values}
     if how == "predict":
-        asked = {name: values[0] if by == "pre_inference" else values}
+        inputs = {name: values[0] if by == "pre_inference" else values}
     elif how == "infer":
-        asked = {"inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": values}]}
-    answer = httpx.post(f"{live.url}/v2/models/{model}/{how}", content=json.dumps(asked))
+        inputs = {"inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": values}]}
+    answer = httpx.post(f"{live.url}/v2/models/{model}/{how}", content=json.dumps(inputs))
 
     assert answer.status_code >= 400
-    assert left(live) == []
+    assert leaked(live) == []
 
 
 def test_a_rejected_event_stream_request_is_freed_without_the_garbage_collector(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/several/generate_stream", json={"x": [1.0]})
 
     assert "failed" in answer.text
-    assert left(live) == []
+    assert leaked(live) == []
 
 
 def test_a_request_rejected_by_a_cortex_handler_is_freed_without_the_garbage_collector(project: Live) -> None:
     assert post(project.http_port, "/iris/classifier", {"a": 1}).status == 406
-    assert left(project) == []
+    assert leaked(project) == []
 
 
 Ask = Callable[[Any, Any], str]
@@ -176,13 +176,13 @@ def test_a_rejected_grpc_request_is_freed_without_the_garbage_collector(live: Li
     model, bad_values = REFUSED[by]
     name, datatype, shape, values = tensor(model)
     message = service_pb2.ModelInferRequest(model_name=model)
-    given = message.inputs.add(name=name, datatype=datatype, shape=[7] if bad_values == [7] else shape)
+    infer_input = message.inputs.add(name=name, datatype=datatype, shape=[7] if bad_values == [7] else shape)
     values = bad_values if bad_values is not None else values
-    (given.contents.int64_contents if datatype == "INT64" else given.contents.fp32_contents).extend(values)
+    (infer_input.contents.int64_contents if datatype == "INT64" else infer_input.contents.fp32_contents).extend(values)
     with grpc.insecure_channel(live.grpc_address) as channel:
         assert ask(service_pb2_grpc.GRPCInferenceServiceStub(channel), message)
 
-    assert left(live) == []
+    assert leaked(live) == []
 
 
 def test_an_ended_grpc_connection_is_freed_without_the_garbage_collector(live: Live) -> None:

@@ -33,11 +33,11 @@ class FakeNvml:
     """Two GPUs; the second, a MIG slice, has no utilization and no power readings."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.query_count = 0
         self.energy_mj = 5_000_000
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        self.asked += 1
+        self.query_count += 1
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
@@ -151,7 +151,7 @@ def test_the_machine_is_sampled_at_most_once_a_second(proc: Path) -> None:
 
     _samples(Hardware(proc, lambda: nvml, clock), soon, soon, soon)
 
-    assert nvml.asked == 2
+    assert nvml.query_count == 2
 
 
 def test_a_value_that_a_gpu_does_not_report_is_left_out(proc: Path) -> None:
@@ -168,10 +168,10 @@ def test_a_value_that_a_gpu_does_not_report_is_left_out(proc: Path) -> None:
 
 def test_energy_counts_from_the_first_sample_and_model_use_is_read_for_every_sample(proc: Path) -> None:
     clock, nvml = FakeClock(), FakeNvml()
-    asked: list[int] = []
+    thread_ids: list[int] = []
 
     def used() -> Used:
-        asked.append(threading.get_ident())
+        thread_ids.append(threading.get_ident())
         return {}
 
     def spend() -> None:
@@ -182,7 +182,7 @@ def test_energy_counts_from_the_first_sample_and_model_use_is_read_for_every_sam
 
     energy = [sample.gpus["nv_energy_consumption"] for sample in (first, second)]
     assert energy == [[f'nv_energy_consumption{{gpu_uuid="GPU-1"}} {value}'] for value in ("0", "2.5")]
-    assert asked == [threading.get_ident()] * 2
+    assert thread_ids == [threading.get_ident()] * 2
 
 
 def test_perf_analyzer_reads_the_four_gpu_lines(proc: Path) -> None:
@@ -293,7 +293,7 @@ def test_disabled_machine_and_gpu_sampling_still_samples_the_process(proc: Path)
     nvml = FakeNvml()
     (sample,) = _samples(Hardware(proc, lambda: nvml, plan=SamplingPlan(machine=False, gpus=False)))
 
-    assert (sample.gpus, nvml.asked) == ({}, 0)
+    assert (sample.gpus, nvml.query_count) == ({}, 0)
     assert set(sample.machine) == {
         "process_cpu_seconds_total", "process_max_fds", "process_open_fds", "process_resident_memory_bytes",
         "process_start_time_seconds",
@@ -321,4 +321,4 @@ def test_gpu_values_are_cached_for_the_sampling_interval(proc: Path) -> None:
     samples = _samples(watched, pass_on(29.0), pass_on(0.5), pass_on(0.5))
 
     assert [bool(sample.gpus) for sample in samples] == [True] * 4
-    assert nvml.asked == 2
+    assert nvml.query_count == 2

@@ -61,9 +61,9 @@ class Target:
         return len(list((self.process / "fd").iterdir()))
 
     def connect(self) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
+        sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
 
     def talk(self, *pieces: bytes, end: bool = True) -> list[Answer]:
         """Send pieces, close the sending side unless told otherwise, and read until the server closes.
@@ -142,8 +142,8 @@ def unharmed(server: Target) -> Iterator[None]:
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    made = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4], **changes}
-    return {key: value for key, value in made.items() if value is not None}
+    members = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4], **changes}
+    return {key: value for key, value in members.items() if value is not None}
 
 
 def good(**changes: Any) -> dict[str, Any]:
@@ -296,13 +296,13 @@ class TestFraming:
     def test_a_request_sent_one_byte_at_a_time_is_answered_408(self, server: Target) -> None:
         with server.connect() as sock:
             sock.settimeout(0.05)
-            start, got = time.monotonic(), b""
-            while not got and time.monotonic() - start < PATIENCE_S:
+            start, received = time.monotonic(), b""
+            while not received and time.monotonic() - start < PATIENCE_S:
                 with contextlib.suppress(TimeoutError):
                     sock.sendall(b"A")
-                    got = sock.recv(1000)
+                    received = sock.recv(1000)
 
-        assert got.startswith(b"HTTP/1.1 408 ")
+        assert received.startswith(b"HTTP/1.1 408 ")
 
     @pytest.mark.parametrize("method", ["CONNECT a:443", "TRACE /", "OPTIONS *", "DELETE /v2", f"GET {INFER}", "PRI *"])
     def test_unusual_methods_are_answered_with_a_client_error(self, server: Target, method: str) -> None:
@@ -582,7 +582,7 @@ class TestDocuments:
 class TestConnections:
     def test_a_client_that_reads_late_uses_little_memory_and_receives_every_answer(self, server: Target) -> None:
         raw = request(INFER, BODY)
-        before, sent, got = server.rss_mib, 0, []
+        before, sent, received = server.rss_mib, 0, []
         with server.connect() as sock:
             sock.settimeout(1)
             with contextlib.suppress(TimeoutError):
@@ -592,13 +592,13 @@ class TestConnections:
             assert server.rss_mib - before < 60
 
             sock.settimeout(PATIENCE_S)
-            reading = threading.Thread(target=lambda: got.append(read_all(sock)))
+            reading = threading.Thread(target=lambda: received.append(read_all(sock)))
             reading.start()
             # only the rest of the request that was cut off
             sock.sendall(raw[sent % len(raw) :] if sent % len(raw) else b"")
             sock.shutdown(socket.SHUT_WR)
             reading.join()
-        answers = read_answers(got[0])
+        answers = read_answers(received[0])
 
         assert len(answers) == -(-sent // len(raw))
         assert {answer.status for answer in answers} == {200}

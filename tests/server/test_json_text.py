@@ -25,9 +25,9 @@ LETTERS = [b"[", b"]", b"{", b"}", b",", b'"', b'""', b"\\", b"a"]
 PIECES = st.integers(2, 9) | st.just(1 << 20)
 
 
-def outside_strings(text: bytes) -> bytes | None:
+def without_strings(text: bytes) -> bytes | None:
     """Remove strings as a parser would read them; None if a backslash outside of them makes the text invalid JSON."""
-    left, at, inside = b"", 0, False
+    outside, at, inside = b"", 0, False
     while at < len(text):
         byte = text[at : at + 1]
         if byte == b'"':
@@ -37,23 +37,23 @@ def outside_strings(text: bytes) -> bytes | None:
         elif byte == b"\\":
             return None
         else:
-            left += byte
+            outside += byte
         at += 1
-    return left
+    return outside
 
 
 @given(st.lists(st.sampled_from(LETTERS), max_size=24).map(b"".join), PIECES)
 def test_brackets_and_commas_within_strings_are_not_counted(text: bytes, piece: int) -> None:
     depth = deepest = 0
-    left = outside_strings(text)
-    assume(left is not None)
-    for byte in left or b"":
+    outside = without_strings(text)
+    assume(outside is not None)
+    for byte in outside or b"":
         depth += (byte in b"[{") - (byte in b"]}")
         deepest = max(deepest, depth)
 
     with patch.object(json_text, "_PIECE_BYTES", piece):
         assert depth_of(text) == deepest
-        assert values_in(text) == sum(map((left or b"").count, (b",", b"[", b"{")))
+        assert values_in(text) == sum(map((outside or b"").count, (b",", b"[", b"{")))
 
 
 @given(ANYTHING, PIECES)

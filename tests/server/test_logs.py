@@ -136,7 +136,7 @@ def test_a_very_long_message_is_truncated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "expected"),
     [
         (Settings(), ["INFO", "WARNING", "ERROR"]),
         (Settings(log_verbose=1), ["DEBUG", "INFO", "WARNING", "ERROR"]),
@@ -145,12 +145,12 @@ def test_a_very_long_message_is_truncated() -> None:
         (Settings(log_info=False, log_warning=False, log_error=False), []),
     ],
 )
-def test_each_log_level_is_switched_separately(settings: Settings, wanted: list[str]) -> None:
+def test_each_log_level_is_switched_separately(settings: Settings, expected: list[str]) -> None:
     def say() -> None:
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logger.log(level, "x")
 
-    assert [json.loads(line)["level"] for line in logged(say, settings).splitlines()] == wanted
+    assert [json.loads(line)["level"] for line in logged(say, settings).splitlines()] == expected
 
 
 def test_uvicorn_records_are_logged_once_and_only_from_warning_up() -> None:
@@ -320,12 +320,12 @@ def test_a_partly_written_log_line_is_completed_before_the_next_line(
 
     class Disk:
         def write(self, text: bytes) -> int:
-            taken = text[: room[0]]
-            room[0] -= len(taken)
-            if not taken:
+            accepted = text[: room[0]]
+            room[0] -= len(accepted)
+            if not accepted:
                 raise OSError(28, "No space left on device")
-            written.extend(taken)
-            return len(taken)
+            written.extend(accepted)
+            return len(accepted)
 
     written = bytearray()
     file.close()

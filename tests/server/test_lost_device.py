@@ -24,7 +24,7 @@ from tests.live import Live, live_server, settings_for
 
 STICKY = 700
 KINDS = {"gpu": "KIND_GPU gpus: [ 0 ]", "other": "KIND_GPU gpus: [ 1 ]", "cpu": "KIND_CPU"}
-ASKED = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
+BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
 PATIENCE_S = 20.0
 
 
@@ -44,7 +44,7 @@ def live(tmp_path: Path, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) 
         yield server
 
 
-def asked(live: Live, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
+def ask(live: Live, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
     connection = HTTPConnection("127.0.0.1", live.http_port, timeout=PATIENCE_S)
     try:
         connection.request(method, path, body)
@@ -59,21 +59,21 @@ def asked(live: Live, method: str, path: str, body: bytes | None = None) -> tupl
 def test_a_server_with_a_lost_gpu_is_not_live_and_still_serves_cpu_models(live: Live, runtime: FakeRuntime) -> None:
     spent = threading.Event()
     live.server.on_device_lost = spent.set
-    before = asked(live, "GET", "/v2/health/live")[0]
+    before = ask(live, "GET", "/v2/health/live")[0]
     runtime.fail("cudaEventSynchronize", STICKY)
-    first = asked(live, "POST", "/v2/models/gpu/infer", ASKED)
+    first = ask(live, "POST", "/v2/models/gpu/infer", BODY)
     notified = spent.wait(PATIENCE_S)
-    status, headers = asked(live, "POST", "/v2/models/gpu/infer", ASKED)
+    status, headers = ask(live, "POST", "/v2/models/gpu/infer", BODY)
     grpc = over_grpc.InferenceServerClient(live.grpc_address)
 
     assert (before, first[0], notified) == (200, 503, True)
     assert (status, headers["retry-after"]) == (503, "1")
-    assert asked(live, "GET", "/v2/health/live")[0] == 503
-    assert asked(live, "GET", "/v2/health/ready")[0] == 400
-    assert asked(live, "GET", "/v2/models/gpu/ready")[0] == 400
+    assert ask(live, "GET", "/v2/health/live")[0] == 503
+    assert ask(live, "GET", "/v2/health/ready")[0] == 400
+    assert ask(live, "GET", "/v2/models/gpu/ready")[0] == 400
     assert not grpc.is_server_live()
-    assert asked(live, "POST", "/v2/models/cpu/infer", ASKED)[0] == 200
-    assert asked(live, "GET", "/v2/models/cpu/ready")[0] == 200
+    assert ask(live, "POST", "/v2/models/cpu/infer", BODY)[0] == 200
+    assert ask(live, "GET", "/v2/models/cpu/ready")[0] == 200
 
 
 def test_a_supervised_engine_that_loses_its_gpu_ends_at_once(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ MIB = 1 << 20
 
 
 @given(st.integers(1, 10_000), st.lists(st.binary(max_size=9000)), st.booleans())
-def test_appended_parts_are_in_the_buffer_one_after_another(size: int, parts: list[bytes], whole: bool) -> None:
+def test_appended_parts_are_in_the_buffer_one_after_another(size: int, parts: list[bytes], at_once: bool) -> None:
     mapped = MappedBuffer(size)
     for part in [b"first", *parts]:
-        mapped.append(memoryview(part) if whole else part)
+        mapped.append(memoryview(part) if at_once else part)
 
     assert mapped.finish() == b"".join([b"first", *parts])
 
@@ -88,11 +88,11 @@ class TestLargeAnswers:
                 for _ in range(1000):
                     mapped.append(b"more")
 
-            left = asyncio.ensure_future(answers.encode(9 * MIB, encode))
+            cancelled = asyncio.ensure_future(answers.encode(9 * MIB, encode))
             assert await asyncio.to_thread(begun.wait, PATIENCE_S)
-            left.cancel()
+            cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await left
+                await cancelled
             go_on.set()
             following = await answers.encode(9 * MIB, lambda: bytes(join_mapped((b"taken",))).decode())
             return mapped.size, following

@@ -296,19 +296,20 @@ def test_the_page_has_one_group_per_metric_with_help_and_type() -> None:
         _serve(model, 1)
 
     kinds = {family.name: family.kind for family in FAMILIES}
-    seen: list[str] = []
+    families: list[str] = []
     for line in _page(*models, connections=1).splitlines():
         if line.startswith("# HELP "):
-            seen.append(line.split(" ", 3)[2])
+            families.append(line.split(" ", 3)[2])
         elif line.startswith("# TYPE "):
-            assert line == f"# TYPE {seen[-1]} {kinds[seen[-1]]}"
+            assert line == f"# TYPE {families[-1]} {kinds[families[-1]]}"
         else:
             matched = SAMPLE.fullmatch(line)
             assert matched is not None, line
             assert (
-                re.sub(r"_(bucket|sum|count)$" if kinds[seen[-1]] == "histogram" else "$^", "", matched[1]) == seen[-1]
+                re.sub(r"_(bucket|sum|count)$" if kinds[families[-1]] == "histogram" else "$^", "", matched[1])
+                == families[-1]
             )
-    assert len(seen) == len(set(seen))
+    assert len(families) == len(set(families))
 
 
 def test_rendering_yields_to_the_event_loop_after_each_model() -> None:
@@ -336,8 +337,8 @@ def test_decimal_numbers_are_exact_and_have_no_exponent(value: int, digits: int)
     text = decimal(value, digits)
 
     assert re.fullmatch(r"\d+(\.\d*[1-9])?", text)
-    whole, _, part = text.partition(".")
-    assert int(whole) * 10**digits + int(part.ljust(digits, "0")) == value
+    integer, _, part = text.partition(".")
+    assert int(integer) * 10**digits + int(part.ljust(digits, "0")) == value
 
 
 # -- optional metrics ------------------------------------------------------------------------------------------
@@ -498,9 +499,9 @@ def test_a_large_page_is_compressed_on_a_thread(monkeypatch: pytest.MonkeyPatch)
 def test_the_metrics_page_on_the_http_port_is_compressed(serving: Any, tmp_path: Path) -> None:
     with serving(tmp_path) as live:
         response = httpx.get(f"{live.url}/metrics", headers={"accept-encoding": "gzip"})
-        plain = httpx.get(f"{live.url}/metrics", headers={"accept-encoding": "identity"})
+        uncompressed = httpx.get(f"{live.url}/metrics", headers={"accept-encoding": "identity"})
 
-    assert (response.headers["content-encoding"], plain.headers.get("content-encoding")) == ("gzip", None)
+    assert (response.headers["content-encoding"], uncompressed.headers.get("content-encoding")) == ("gzip", None)
     assert response.text.startswith("# HELP ")
 
 

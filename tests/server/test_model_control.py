@@ -126,8 +126,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def caller(live: Live) -> Iterator[Caller]:
-    with calling(live) as made:
-        yield made
+    with calling(live) as new_caller:
+        yield new_caller
 
 
 # -- swapping under load ---------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Load:
         self._client.close()
 
 
-def left(process: psutil.Process) -> tuple[list[str], int, float]:
+def resources_of(process: psutil.Process) -> tuple[list[str], int, float]:
     """The models' threads, open files, and megabytes. Other threads belong to the event loop, which limits them."""
     gc.collect()
     named = [thread.name for thread in threading.enumerate() if "/" in thread.name]
@@ -239,8 +239,8 @@ class TestSwapsUnderLoad:
                     404, {"error": "Request for unknown model: 'comes' has no available versions"},
                 )  # fmt: skip
                 if version == 5:
-                    before = left(process)
-            after = left(process)
+                    before = resources_of(process)
+            after = resources_of(process)
             index = caller.index()
 
         assert load.failures == []
@@ -297,9 +297,9 @@ def states(index: Any, name: str) -> list[tuple[Any, Any, Any]]:
 
 @pytest.fixture
 def client(live: Live) -> Iterator[Any]:
-    made = httpclient.InferenceServerClient(live.address)
-    yield made
-    made.close()
+    new_client = httpclient.InferenceServerClient(live.address)
+    yield new_client
+    new_client.close()
 
 
 class TestTritonclient:
@@ -481,13 +481,13 @@ def test_changing_instance_groups_keeps_the_model_loaded_and_loses_no_request(tm
         model = live.server.engine.model("a")
         stop, wrong = threading.Event(), []
 
-        def ask_on() -> None:
+        def ask_repeatedly() -> None:
             with calling(live) as other:
                 while not stop.is_set():
                     if other.answer_of("a") != ("1", 1.0):
                         wrong.append("wrong")
 
-        asking = [threading.Thread(target=ask_on) for _ in range(4)]
+        asking = [threading.Thread(target=ask_repeatedly) for _ in range(4)]
         for thread in asking:
             thread.start()
         for count in (3, 2, 5, 1, 4):
@@ -554,15 +554,15 @@ class TestModes:
                 assert caller.answer_of("b") == ("1", 1.0)
 
     def test_a_polling_interval_of_zero_disables_polling(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[object] = []
-        monkeypatch.setattr(ModelControl, "_poll_forever", asked.append)
+        polls: list[object] = []
+        monkeypatch.setattr(ModelControl, "_poll_forever", polls.append)
         write(tmp_path / "a", 1)
         with (
             live_server(tmp_path, model_control_mode="poll", repository_poll_secs=0.0) as live,
             calling(live) as caller,
         ):
             assert caller.answer_of("a") == ("1", 1.0)
-            assert asked == []
+            assert polls == []
 
     def test_load_model_with_an_asterisk_loads_all_models_at_start(self, tmp_path: Path) -> None:
         write(tmp_path / "a", 1)

@@ -55,10 +55,10 @@ class Bucket:
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[Bucket]:
-    made = Bucket(tmp_path / "made")
-    made.put("a", 1)
-    yield made
-    made.remove()
+    new_bucket = Bucket(tmp_path / "made")
+    new_bucket.put("a", 1)
+    yield new_bucket
+    new_bucket.remove()
 
 
 @contextmanager

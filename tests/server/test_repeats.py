@@ -26,9 +26,9 @@ def record(
     name: str = "penstock.hooks", model: str = "m",
 ) -> logging.LogRecord:  # fmt: skip
     raised = (type(error), error, None) if error else None
-    made = logging.LogRecord(name, level, "hooks.py", line, text, None, raised)
-    made.model = model
-    return made
+    log_record = logging.LogRecord(name, level, "hooks.py", line, text, None, raised)
+    log_record.model = model
+    return log_record
 
 
 def passed(counted: Repeats, *records: logging.LogRecord, now_s: float = 0.0) -> int:
@@ -123,21 +123,21 @@ def test_the_summary_of_repeats_names_the_model_and_has_no_traceback() -> None:
 def test_every_record_is_either_written_or_counted(logged: list[tuple[int, float]]) -> None:
     counted, now_s = Repeats(), 0.0
     written: Counter[str] = Counter()
-    left: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
 
-    def tell(at_s: float) -> None:
+    def log(at_s: float) -> None:
         for each in counted.pop_expired(at_s):
             number, text = each.getMessage().split(" more like this in a second: ")
-            left[text] += int(number)
+            dropped[text] += int(number)
 
     for line, later_s in logged:
         now_s += later_s
-        tell(now_s)
+        log(now_s)
         if counted.allows(record(str(line), line=line), now_s):
             written[str(line)] += 1
-    tell(now_s + WINDOW_S)
+    log(now_s + WINDOW_S)
 
-    assert written + left == Counter(str(line) for line, _ in logged)
+    assert written + dropped == Counter(str(line) for line, _ in logged)
 
 
 class TestLogging:

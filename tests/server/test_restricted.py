@@ -122,9 +122,9 @@ def test_an_error_in_a_restriction_rule_does_not_quote_the_secret() -> None:
 # -- the check -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [None, "", "secre", "secrets", "Secret", "secr\u00e9t", "\ud800"])
-def test_only_the_exact_header_value_passes(given: str | None) -> None:
-    assert RestrictedApis.parse(["health:key=secret"]).check("health", lambda name: given) == "key"
+@pytest.mark.parametrize("header", [None, "", "secre", "secrets", "Secret", "secr\u00e9t", "\ud800"])
+def test_only_the_exact_header_value_passes(header: str | None) -> None:
+    assert RestrictedApis.parse(["health:key=secret"]).check("health", lambda name: header) == "key"
 
 
 def test_header_fields_of_the_fast_lane_are_compared_as_bytes() -> None:
@@ -156,36 +156,38 @@ def test_every_rpc_has_its_category() -> None:
     assert set(GRPC_CATEGORIES.values()) == set(CATEGORIES)
 
 
-def methods(taken: list[str]) -> dict[str, Method]:
+def methods(messages_read: list[str]) -> dict[str, Method]:
     class Taking:
         def on_message(self, message: bytes) -> None:
-            taken.append("message")
+            messages_read.append("message")
 
         def on_half_close(self) -> None:
-            taken.append("end")
+            messages_read.append("end")
 
     def unary(call: Call, message: bytes) -> None:
-        taken.append("unary")
+        messages_read.append("unary")
 
     def streaming(call: Call) -> Reader:
-        taken.append("stream")
+        messages_read.append("stream")
         return Taking()
 
     service = "/inference.GRPCInferenceService/"
-    made = (
+    all_methods = (
         Method(service + "ModelInfer", unary=unary),
         Method(service + "ModelStreamInfer", streaming=streaming),
         Method(service + "ServerLive", unary=unary),
     )
-    return {method.path: method for method in made}
+    return {method.path: method for method in all_methods}
 
 
 def test_a_restricted_rpc_is_rejected_before_any_message_is_read() -> None:
-    taken: list[str] = []
+    messages_read: list[str] = []
     restricted = RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX)
-    made = restricted_methods(methods(taken), restricted)
+    guarded = restricted_methods(methods(messages_read), restricted)
     one, other = FakeCall({}), FakeCall({"key": "secret"})
-    unary, streaming = (made["/inference.GRPCInferenceService/" + name] for name in ("ModelInfer", "ModelStreamInfer"))
+    unary, streaming = (
+        guarded["/inference.GRPCInferenceService/" + name] for name in ("ModelInfer", "ModelStreamInfer")
+    )
 
     assert unary.unary is not None
     assert streaming.streaming is not None
@@ -196,28 +198,28 @@ def test_a_restricted_rpc_is_rejected_before_any_message_is_read() -> None:
 
     text = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
     assert one.refused == other.refused == [(Status.UNAVAILABLE, text)]
-    assert taken == []
+    assert messages_read == []
 
 
 def test_every_call_to_a_restricted_rpc_needs_the_header() -> None:
-    taken: list[str] = []
+    messages_read: list[str] = []
     restricted = RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX)
-    unary = restricted_methods(methods(taken), restricted)["/inference.GRPCInferenceService/ModelInfer"].unary
+    unary = restricted_methods(methods(messages_read), restricted)["/inference.GRPCInferenceService/ModelInfer"].unary
     metadata = {GRPC_PREFIX + "key": "secret"}
 
     assert unary is not None
     for sent in (metadata, metadata, {}, metadata, {GRPC_PREFIX + "key": "wrong"}):
         unary(FakeCall(sent), b"")
 
-    assert taken == ["unary"] * 3
+    assert messages_read == ["unary"] * 3
 
 
 def test_unrestricted_rpcs_are_left_unchanged() -> None:
-    made = methods([])
+    unrestricted = methods([])
     path = "/inference.GRPCInferenceService/ServerLive"
 
-    assert restricted_methods(made, RestrictedApis.parse(["inference:k=v"]))[path] is made[path]
-    assert restricted_methods(made, RestrictedApis()) == made
+    assert restricted_methods(unrestricted, RestrictedApis.parse(["inference:k=v"]))[path] is unrestricted[path]
+    assert restricted_methods(unrestricted, RestrictedApis()) == unrestricted
 
 
 # -- a server --------------------------------------------------------------------------------------------------

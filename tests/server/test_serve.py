@@ -215,20 +215,20 @@ async def gated(gate: Gate, root: Path, **settings: Any) -> AsyncIterator[Server
 def test_ports_wait_in_parallel_for_the_work_of_disconnected_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone: list[str] = []
-    left: list[int] = []
+    disconnected: list[str] = []
+    counts: list[int] = []
 
     async def main() -> None:
         all_of_them = asyncio.Event()
 
         async def abandon(port: Port) -> None:
-            gone.append(port.name)
-            if len(gone) == 3:
+            disconnected.append(port.name)
+            if len(disconnected) == 3:
                 all_of_them.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await all_of_them.wait()
-            left.append(len(gone))
+            counts.append(len(disconnected))
 
         for kind in (Port, Listener):
             monkeypatch.setattr(kind, "abandon", abandon)
@@ -236,7 +236,7 @@ def test_ports_wait_in_parallel_for_the_work_of_disconnected_clients(
             pass
 
     run(main)
-    assert (sorted(gone), left) == (["HTTP", "gRPC", "metrics"], [3, 3, 3])
+    assert (sorted(disconnected), counts) == (["HTTP", "gRPC", "metrics"], [3, 3, 3])
 
 
 def ask_until_closed(port: int) -> bytes:
@@ -361,20 +361,22 @@ def test_load_model_with_an_asterisk_cannot_be_combined_with_a_name(tmp_path: Pa
 
 def test_the_access_log_has_every_request_once_if_enabled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.access")
-    for asked in (True, False):
+    for enabled in (True, False):
         caplog.clear()
-        with live_server(write_models(tmp_path / str(asked), "a"), loaders=Gate().loaders, access_log=asked) as live:
+        with live_server(
+            write_models(tmp_path / str(enabled), "a"), loaders=Gate().loaders, access_log=enabled
+        ) as live:
             ask(live.http_port, "POST", "/v2/models/a/infer", BODY)
             ask(live.http_port, "POST", "/v2/models/a/infer", "{")
             ask(live.http_port, "GET", "/v2")
 
         lines = [record.getMessage().partition(" - ")[2] for record in caplog.records if "access" in record.name]
-        wanted = [
+        expected = [
             '"POST /v2/models/a/infer HTTP/1.1" 200',
             '"POST /v2/models/a/infer HTTP/1.1" 400',
             '"GET /v2 HTTP/1.1" 200',
         ]
-        assert lines == (wanted if asked else [])
+        assert lines == (expected if enabled else [])
 
 
 @pytest.mark.parametrize("logged", [True, False], ids=["logged", "not logged"])
@@ -388,8 +390,8 @@ def test_the_access_log_has_the_metrics_port_unless_disabled(
         ask(live.http_port, "GET", "/v2")
 
     lines = [record.getMessage().partition(" - ")[2] for record in caplog.records if "access" in record.name]
-    wanted = ['"GET /metrics HTTP/1.1" 200', '"GET /v2 HTTP/1.1" 200']
-    assert lines == (wanted if logged else wanted[1:])
+    expected = ['"GET /metrics HTTP/1.1" 200', '"GET /v2 HTTP/1.1" 200']
+    assert lines == (expected if logged else expected[1:])
 
 
 # -- the process ---------------------------------------------------------------------------------------------------
@@ -406,13 +408,13 @@ class Process:
     def line_with(self, word: str) -> str:
         """Read until a message has `word` in it."""
         assert self._child.stderr is not None
-        seen = []
+        messages = []
         for line in self._child.stderr:
             message: str = json.loads(line)["msg"]
-            seen.append(message)
+            messages.append(message)
             if word in message:
                 return message
-        raise AssertionError(f"no {word!r} in {seen}")
+        raise AssertionError(f"no {word!r} in {messages}")
 
     def signal(self, number: int) -> None:
         self._child.send_signal(number)
@@ -531,12 +533,12 @@ def test_a_signal_ends_a_process_forked_by_a_hook(words: tuple[str, ...], tmp_pa
 
 @pytest.mark.slow
 def test_a_port_already_in_use_ends_the_process_with_status_1() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
         with process(str(IRIS), f"--http-port={port}") as server:
-            wanted = f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use"
+            expected = f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use"
 
-            assert server.line_with("failed to start") == wanted
+            assert server.line_with("failed to start") == expected
             assert server.status() == 1
 
 
@@ -596,8 +598,8 @@ def test_a_shared_port_is_opened_after_all_models_are_loaded(name: str, tmp_path
 def test_a_shared_port_in_exclusive_use_is_a_start_error_before_models_are_loaded() -> None:
     async def main() -> None:
         for name in ("http", "grpc"):
-            with socket.create_server(("127.0.0.1", 0)) as taken:
-                port = taken.getsockname()[1]
+            with socket.create_server(("127.0.0.1", 0)) as holder:
+                port = holder.getsockname()[1]
                 server = Server(settings_for(**{f"{name}_port": port, f"reuse_{name}_port": True}), {})
                 try:
                     with pytest.raises(StartError, match=f"Socket '127.0.0.1:{port}' already in use"):

@@ -52,13 +52,13 @@ class TestHostPolicies:
             parse_host_policies(["cpu,numa-nodes=0"])
 
     @pytest.mark.parametrize(
-        ("told", "cpus"), [("0-2\n", {0, 1, 2}), ("0-1,4,6-7\n", {0, 1, 4, 6, 7}), ("3\n", {3}), ("\n", set())]
+        ("cpulist", "cpus"), [("0-2\n", {0, 1, 2}), ("0-1,4,6-7\n", {0, 1, 4, 6, 7}), ("3\n", {3}), ("\n", set())]
     )
     def test_a_numa_node_stands_for_its_cpus_unless_cpu_cores_are_named(
-        self, tmp_path: Path, told: str, cpus: set[int]
+        self, tmp_path: Path, cpulist: str, cpus: set[int]
     ) -> None:
         (tmp_path / "node1").mkdir()
-        (tmp_path / "node1" / "cpulist").write_text(told)
+        (tmp_path / "node1" / "cpulist").write_text(cpulist)
         entries = ["few,numa-node=1", "one,cpu-cores=5-5", "one,numa-node=1"]
 
         assert parse_host_policies(entries, tmp_path) == {"few": cpus, "one": {5}}

@@ -85,9 +85,9 @@ def test_error_answers_of_all_front_ends_are_counted_together(models: Path, monk
         err(live)
         assert httpx.post(live.url_of(1) + INFER, json=WRONG).status_code == 400
         expected = ERRED | {'{protocol="http",code="400"}': 4}
-        asked = 0
-        while errors(live.url) != expected and asked < 500:
-            asked += 1
+        request_count = 0
+        while errors(live.url) != expected and request_count < 500:
+            request_count += 1
 
         assert errors(live.url) == expected
 

@@ -188,7 +188,7 @@ class TestGrpcClients:
         with grpc.insecure_channel(live.address, retrying()) as channel:
             answer = channel.unary_unary(ECHO)(b"x", timeout=PATIENCE_S)
 
-        assert (answer, live.served.taken) == (b"x", 3)
+        assert (answer, live.served.message_count) == (b"x", 3)
 
     def test_a_client_with_a_retry_policy_does_not_retry_after_a_negative_pushback(self, live: Live) -> None:
         live.served.refusals.append(InferError(Code.NOT_READY, "not here", -1))
@@ -196,7 +196,7 @@ class TestGrpcClients:
             channel.unary_unary(ECHO)(b"x", timeout=PATIENCE_S)
 
         assert raised.value.details() == "not here"
-        assert live.served.taken == 1
+        assert live.served.message_count == 1
 
 
 @pytest.fixture(scope="module")
@@ -255,9 +255,9 @@ class TestLiveServer:
 
 def targeted() -> Model:
     """Return a model with a latency target."""
-    plain = fake_model()
-    spec = replace(plain.spec, policy=replace(plain.spec.policy, latency_target_us=50_000))
-    return Model(spec, [FakeBackend(plain.signature, list)], lambda *_: None)
+    untargeted = fake_model()
+    spec = replace(untargeted.spec, policy=replace(untargeted.spec.policy, latency_target_us=50_000))
+    return Model(spec, [FakeBackend(untargeted.signature, list)], lambda *_: None)
 
 
 def retrying() -> list[tuple[str, Any]]:

@@ -117,12 +117,12 @@ def test_opentelemetry_mode_is_rejected_when_the_package_is_missing(monkeypatch:
 @contextmanager
 def collector() -> Iterator[tuple[str, Queue[Any]]]:
     """Yield a collector's URL, and a queue of what it receives."""
-    got: Queue[Any] = Queue()
+    exports: Queue[Any] = Queue()
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            got.put((self.path, self.headers["content-type"], ExportTraceServiceRequest.FromString(body)))
+            exports.put((self.path, self.headers["content-type"], ExportTraceServiceRequest.FromString(body)))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -134,7 +134,7 @@ def collector() -> Iterator[tuple[str, Queue[Any]]]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", got
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", exports
     finally:
         server.shutdown()
         server.server_close()
@@ -147,11 +147,11 @@ def test_spans_are_exported_with_the_smallest_batching_settings(rule: str) -> No
 
 
 def test_spans_reach_a_collector_over_http() -> None:
-    with collector() as (url, got):
+    with collector() as (url, exports):
         sink = OtlpSpans(parse(["mode=opentelemetry", f"opentelemetry,url={url}"]))
         sink.write([BASE])
         sink.close()
-        path, content_type, sent = got.get(timeout=10)
+        path, content_type, sent = exports.get(timeout=10)
 
     assert (path, content_type) == ("/v1/traces", "application/x-protobuf")
     (resource,) = sent.resource_spans

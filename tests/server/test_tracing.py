@@ -41,7 +41,7 @@ EVENTS = [
 ]  # fmt: skip
 
 
-class Kept:
+class RecordedTraces:
     """A TraceSink that keeps the traces written to it."""
 
     def __init__(self) -> None:
@@ -74,18 +74,18 @@ def batch_of(*requests: InferRequest) -> Batch:
     return batch
 
 
-def tracer_with(*entries: str) -> tuple[Tracer, Kept, FakeEngine]:
-    kept, engine = Kept(), FakeEngine("m", "n")
-    return Tracer(parse(entries), engine, lambda config: kept), kept, engine
+def tracer_with(*entries: str) -> tuple[Tracer, RecordedTraces, FakeEngine]:
+    recorded, engine = RecordedTraces(), FakeEngine("m", "n")
+    return Tracer(parse(entries), engine, lambda config: recorded), recorded, engine
 
 
 def settings_with(*entries: str) -> tuple[TraceSettings, Tracer]:
     config, engine = parse(entries), FakeEngine("m", "n")
-    tracer = Tracer(config, engine, lambda config: Kept())
+    tracer = Tracer(config, engine, lambda config: RecordedTraces())
     return TraceSettings(config, tracer, engine.model), tracer
 
 
-def traced(tracer: Tracer, kept: Kept, model: Model, batches: Sequence[int]) -> list[str]:
+def traced(tracer: Tracer, recorded: RecordedTraces, model: Model, batches: Sequence[int]) -> list[str]:
     """Record batches of these sizes, with consecutive request IDs; return the IDs of the traced requests."""
     number = 0
     for size in batches:
@@ -95,7 +95,7 @@ def traced(tracer: Tracer, kept: Kept, model: Model, batches: Sequence[int]) -> 
             request.id = str(number)
         tracer.record(model, batch_of(*requests), 1_070)
     tracer.stop()
-    return [trace.request_id for trace in kept.traces]
+    return [trace.request_id for trace in recorded.traces]
 
 
 # -- the flag --------------------------------------------------------------------------------------------------
@@ -192,15 +192,15 @@ def test_trace_rules_in_the_environment_are_separated_by_line_breaks() -> None:
 
 
 def test_every_nth_request_is_traced_regardless_of_the_batches() -> None:
-    tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=3", "triton,file=x")
+    tracer, recorded, _ = tracer_with("level=TIMESTAMPS", "rate=3", "triton,file=x")
 
-    assert traced(tracer, kept, fake_model(), [1, 4, 2, 5]) == ["3", "6", "9", "12"]
+    assert traced(tracer, recorded, fake_model(), [1, 4, 2, 5]) == ["3", "6", "9", "12"]
 
 
 def test_no_more_requests_than_the_count_are_traced() -> None:
-    tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=2", "count=2", "triton,file=x")
+    tracer, recorded, _ = tracer_with("level=TIMESTAMPS", "rate=2", "count=2", "triton,file=x")
 
-    assert traced(tracer, kept, fake_model(), [9]) == ["2", "4"]
+    assert traced(tracer, recorded, fake_model(), [9]) == ["2", "4"]
     assert tracer.sampling().count == 0
 
 
@@ -208,10 +208,10 @@ def test_no_more_requests_than_the_count_are_traced() -> None:
 def test_sampling_by_batches_selects_the_same_requests_as_sampling_one_by_one(
     rate: int, count: int, batches: list[int]
 ) -> None:
-    tracer, kept, _ = tracer_with("level=TIMESTAMPS", f"rate={rate}", f"count={count}", "triton,file=x")
+    tracer, recorded, _ = tracer_with("level=TIMESTAMPS", f"rate={rate}", f"count={count}", "triton,file=x")
     every = [str(number) for number in range(1, sum(batches) + 1) if number % rate == 0]
 
-    assert traced(tracer, kept, fake_model(), batches) == (every if count < 0 else every[:count])
+    assert traced(tracer, recorded, fake_model(), batches) == (every if count < 0 else every[:count])
 
 
 def test_the_engine_records_only_while_something_is_traced() -> None:
@@ -226,24 +226,24 @@ def test_the_engine_records_only_while_something_is_traced() -> None:
 
 
 def test_only_models_with_tracing_turned_on_are_traced() -> None:
-    tracer, kept, _ = tracer_with("triton,file=x", "rate=1")
+    tracer, recorded, _ = tracer_with("triton,file=x", "rate=1")
     tracer.set_sampling("n", Sampling(("TIMESTAMPS",), 1))
     tracer.record(fake_model("m"), batch_of(fake_request(fake_model("m"))), 1_070)
     tracer.record(fake_model("n"), batch_of(fake_request(fake_model("n"))), 1_070)
     tracer.stop()
 
-    assert [trace.model for trace in kept.traces] == ["n"]
+    assert [trace.model for trace in recorded.traces] == ["n"]
 
 
 def test_traces_over_the_queue_limit_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.tracing.tracer.MAX_QUEUED_BYTES", 100)
-    tracer, kept, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
+    tracer, recorded, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
     model = fake_model()
     big = fake_request(model, rows=100)
     tracer.record(model, batch_of(big), 1_070)
     tracer.stop()
 
-    assert (tracer.dropped, kept.traces, kept.closed) == (1, [], True)
+    assert (tracer.dropped, recorded.traces, recorded.closed) == (1, [], True)
 
 
 def test_traces_recorded_while_the_writer_dequeues_count_toward_the_queue_limit(
@@ -271,18 +271,18 @@ def test_traces_recorded_while_the_writer_dequeues_count_toward_the_queue_limit(
 
 
 def test_a_trace_is_dropped_and_counted_when_no_writer_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=1", "triton,file=x")
+    tracer, recorded, _ = tracer_with("level=TIMESTAMPS", "rate=1", "triton,file=x")
     model = fake_model()
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         tracer.record(model, batch_of(fake_request(model)), 1_070)
 
     assert tracer.dropped == 1
-    assert traced(tracer, kept, model, [1]) == ["1"]
+    assert traced(tracer, recorded, model, [1]) == ["1"]
 
 
 def test_a_failing_sink_does_not_end_the_writer_thread() -> None:
-    class Failing(Kept):
+    class Failing(RecordedTraces):
         def write(self, traces: Sequence[Trace]) -> None:
             if not self.traces:
                 self.traces += traces
@@ -304,19 +304,19 @@ def test_a_failing_sink_does_not_end_the_writer_thread() -> None:
 def test_a_full_disk_is_logged_once_and_the_lost_traces_when_writing_resumes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Full(Kept):
+    class Full(RecordedTraces):
         def write(self, traces: Sequence[Trace]) -> None:
             super().write(traces)
-            taken.release()
+            written.release()
             if len(self.traces) < 4:
                 raise OSError("the disk is full")
 
-    full, taken = Full(), threading.Semaphore(0)
+    full, written = Full(), threading.Semaphore(0)
     tracer = Tracer(parse(["level=TIMESTAMPS", "rate=1", "triton,file=x"]), FakeEngine(), lambda config: full)
     model = fake_model()
     for _ in range(5):
         tracer.record(model, batch_of(fake_request(model)), 1_070)
-        assert taken.acquire(timeout=10)
+        assert written.acquire(timeout=10)
     tracer.stop()
 
     assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were lost"]
@@ -325,7 +325,7 @@ def test_a_full_disk_is_logged_once_and_the_lost_traces_when_writing_resumes(
 def test_stop_logs_a_sink_that_accepts_no_traces_within_the_timeout(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stuck(Kept):
+    class Stuck(RecordedTraces):
         def write(self, traces: Sequence[Trace]) -> None:
             assert over.wait(10)
 
@@ -393,15 +393,15 @@ def test_the_trace_context_is_found_on_connections_calls_and_streams() -> None:
 
 
 def test_a_request_with_a_sampled_traceparent_is_traced_regardless_of_rate_and_count() -> None:
-    tracer, kept, _ = tracer_with("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=0")
+    tracer, recorded, _ = tracer_with("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=0")
     model = fake_model()
-    plain, sampled, unsampled = (fake_request(model) for _ in range(3))
+    untraced, sampled, unsampled = (fake_request(model) for _ in range(3))
     sampled.context = SimpleNamespace(metadata={"traceparent": PARENT})
     unsampled.context = SimpleNamespace(metadata={"traceparent": PARENT[:-1] + "0"})
-    tracer.record(model, batch_of(plain, sampled, unsampled), 1_070)
+    tracer.record(model, batch_of(untraced, sampled, unsampled), 1_070)
     tracer.stop()
 
-    assert [trace.parent for trace in kept.traces] == [PARENT]
+    assert [trace.parent for trace in recorded.traces] == [PARENT]
 
 
 # -- settings over the network ---------------------------------------------------------------------------------
@@ -534,12 +534,12 @@ def trace_of(number: int, log_frequency: int = 0) -> Trace:
     model = fake_model("m", 3)
     request = fake_request(model)
     request.id = f"id {number}"
-    kept = Kept()
+    recorded = RecordedTraces()
     entries = ("level=TIMESTAMPS", "rate=1", "triton,file=x", f"triton,log-frequency={log_frequency}")
-    tracer = Tracer(parse(entries), FakeEngine(), lambda config: kept)
+    tracer = Tracer(parse(entries), FakeEngine(), lambda config: recorded)
     tracer.record(model, batch_of(request), 1_070)
     tracer.stop()
-    return kept.traces[0]._replace(number=number)
+    return recorded.traces[0]._replace(number=number)
 
 
 def test_a_trace_in_the_file_has_the_entries_of_triton(tmp_path: Path) -> None:
@@ -572,10 +572,10 @@ def test_a_trace_file_on_a_full_disk_stays_valid_and_continues_when_space_is_fre
 
     class OnSmallDisk(FileIO):
         def write(self, text: Any) -> int:
-            left = room - self.tell()
-            if len(text) and left <= 0:
+            room_left = room - self.tell()
+            if len(text) and room_left <= 0:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(text[:left])
+            return super().write(text[:room_left])
 
     monkeypatch.setattr("penstock.server.tracing.file.FileIO", OnSmallDisk)
     path = tmp_path / "trace.json"
@@ -654,7 +654,7 @@ def test_the_last_trace_of_a_count_also_completes_the_file_of_the_log_frequency(
 
 
 def test_traces_of_a_count_have_its_number_and_mark_the_last() -> None:
-    tracer, kept, _ = tracer_with(*FILED, "count=3")
+    tracer, recorded, _ = tracer_with(*FILED, "count=3")
     model = fake_model()
     for rows in (2, 2):
         tracer.record(model, batch_of(*[fake_request(model) for _ in range(rows)]), 1_070)
@@ -662,12 +662,12 @@ def test_traces_of_a_count_have_its_number_and_mark_the_last() -> None:
     tracer.record(model, batch_of(fake_request(model)), 1_070)
     tracer.stop()
 
-    found = [(trace.count_number, trace.last) for trace in kept.traces]
+    found = [(trace.count_number, trace.last) for trace in recorded.traces]
     assert found == [(1, False), (1, False), (1, True), (0, False)]
 
 
 def test_a_failed_request_has_no_compute_stamps() -> None:
-    tracer, kept, _ = tracer_with(*FILED)
+    tracer, recorded, _ = tracer_with(*FILED)
     model = fake_model()
     request = fake_request(model)
     batch = batch_of(request)
@@ -675,7 +675,7 @@ def test_a_failed_request_has_no_compute_stamps() -> None:
     tracer.record(model, batch, 1_070)
     tracer.stop()
 
-    assert [name for name, _ in kept.traces[0].stamps] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    assert [name for name, _ in recorded.traces[0].stamps] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
 
 
 def test_tensors_are_traced_with_the_values_at_delivery(tmp_path: Path) -> None:
@@ -690,13 +690,13 @@ def test_tensors_are_traced_with_the_values_at_delivery(tmp_path: Path) -> None:
     output[...] = 9
     tracer.stop()
 
-    _, given, taken = json.loads(path.read_text())
-    assert given == {
+    _, input_record, output_record = json.loads(path.read_text())
+    assert input_record == {
         "id": 1,
         "activity": "TENSOR_QUEUE_INPUT",
         "tensor": {"name": "x", "data": "0.5,0.5,0.5,0.5", "shape": "1,4", "dtype": "FP32"},
     }
-    assert (taken["activity"], taken["tensor"]["data"]) == ("TENSOR_BACKEND_OUTPUT", "0.0,1.0,2.0,3.0")
+    assert (output_record["activity"], output_record["tensor"]["data"]) == ("TENSOR_BACKEND_OUTPUT", "0.0,1.0,2.0,3.0")
 
 
 def test_request_ids_cannot_break_the_trace_file(tmp_path: Path) -> None:

@@ -86,13 +86,13 @@ def test_tracing_with_a_count_set_over_the_network_ends_after_that_count(tmp_pat
 
 
 def test_the_trace_of_a_client_continues_over_http_and_grpc(tmp_path: Path) -> None:
-    with collector() as (url, got):
+    with collector() as (url, exports):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")
         with serving(tmp_path, *rules) as live:
             infer(live)
             infer(live, traceparent=PARENT)
             infer_over_grpc(live, traceparent=PARENT)
-        _, _, sent = got.get(timeout=10)
+        _, _, sent = exports.get(timeout=10)
     spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
     assert [span.name for span in spans].count("InferRequest") == 2
@@ -103,15 +103,15 @@ def test_the_trace_of_a_client_continues_over_http_and_grpc(tmp_path: Path) -> N
 def test_steps_of_an_ensemble_are_child_spans_over_http_and_grpc(tmp_path: Path) -> None:
     ensembles.write_all(tmp_path)
     values = np.ones((1, ensembles.WIDTH), np.float32)
-    with collector() as (url, got):
+    with collector() as (url, exports):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={url}")
         with live_server(tmp_path, trace_config=rules) as live:
             for client, address in ((http_client, live.address), (grpc_client, live.grpc_address)):
                 tensor = client.InferInput("in", values.shape, "FP32")
                 tensor.set_data_from_numpy(values)
-                with client.InferenceServerClient(address) as made:
-                    made.infer("chain", [tensor], headers={"traceparent": PARENT})
-        _, _, sent = got.get(timeout=10)
+                with client.InferenceServerClient(address) as triton_client:
+                    triton_client.infer("chain", [tensor], headers={"traceparent": PARENT})
+        _, _, sent = exports.get(timeout=10)
     spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
     names = {span.span_id: span.name for span in spans}
@@ -132,14 +132,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(params=["http", "grpc"])
 def client(live: Live, request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "http":
-        with http_client.InferenceServerClient(live.address) as made:
-            yield made
+        with http_client.InferenceServerClient(live.address) as new_client:
+            yield new_client
     else:
-        with grpc_client.InferenceServerClient(live.grpc_address) as made:
-            yield made
+        with grpc_client.InferenceServerClient(live.grpc_address) as new_client:
+            yield new_client
 
 
-def plain(settings: Any) -> Any:
+def settings_of(settings: Any) -> Any:
     """Convert the settings from either client to one form."""
     if isinstance(settings, dict):
         return {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
@@ -147,14 +147,14 @@ def plain(settings: Any) -> Any:
 
 
 def test_http_and_grpc_clients_read_change_and_clear_trace_settings(client: Any) -> None:
-    before = plain(client.get_trace_settings())
+    before = settings_of(client.get_trace_settings())
     assert before["trace_level"] == ["TIMESTAMPS"]
     changed = client.update_trace_settings("free", {"trace_rate": "12", "trace_level": ["OFF"]})
-    assert (plain(changed)["trace_rate"], plain(changed)["trace_level"]) == (["12"], ["OFF"])
-    assert plain(client.get_trace_settings("free")) == plain(changed)
-    assert plain(client.get_trace_settings()) == before
+    assert (settings_of(changed)["trace_rate"], settings_of(changed)["trace_level"]) == (["12"], ["OFF"])
+    assert settings_of(client.get_trace_settings("free")) == settings_of(changed)
+    assert settings_of(client.get_trace_settings()) == before
     cleared = client.update_trace_settings("free", {"trace_rate": None, "trace_level": None})
-    assert plain(cleared) == before
+    assert settings_of(cleared) == before
 
 
 @pytest.mark.parametrize(

@@ -232,9 +232,9 @@ def test_a_tensor_outside_its_shared_memory_region_is_rejected(
     assert register(live, "region", shared.name).status_code == 200
     try:
         where = {"shared_memory_region": "region", "shared_memory_offset": offset, "shared_memory_byte_size": byte_size}
-        plain = entry()
+        tensor = entry()
         refused(infer(live, {"inputs": [{**entry(parameters=where)["inputs"][0], "data": None}]}))
-        refused(infer(live, {**plain, "outputs": [{"name": "y", "parameters": where}]}))
+        refused(infer(live, {**tensor, "outputs": [{"name": "y", "parameters": where}]}))
     finally:
         post(live, "/v2/systemsharedmemory/unregister")
 
@@ -247,11 +247,11 @@ def test_a_region_may_be_unregistered_while_requests_use_it(live: Live, shared: 
         return infer(live, body).status_code
 
     with ThreadPoolExecutor(4) as pool:
-        asked = pool.map(ask, range(40))
+        results = pool.map(ask, range(40))
         for _ in range(20):
             register(live, "region", shared.name)
             post(live, "/v2/systemsharedmemory/region/region/unregister")
-        statuses = set(asked)
+        statuses = set(results)
     post(live, "/v2/systemsharedmemory/unregister")
 
     assert statuses <= {200, 400, 404}
@@ -361,11 +361,11 @@ def test_reserved_region_names_and_keys_are_rejected(live: Live, shared: Path, n
 
 
 def test_shared_memory_is_off_by_default(root: Path, shared: Path) -> None:
-    with live_server(root, model_control_mode="explicit") as plain:
-        assert register(plain, "region", shared.name).status_code == 501
-        answer = post(plain, "/v2/systemsharedmemory/region/region/unregister")
+    with live_server(root, model_control_mode="explicit") as without_regions:
+        assert register(without_regions, "region", shared.name).status_code == 501
+        answer = post(without_regions, "/v2/systemsharedmemory/region/region/unregister")
         assert answer.status_code in {200, 501}
-        with grpc_client.InferenceServerClient(plain.grpc_address) as client:
+        with grpc_client.InferenceServerClient(without_regions.grpc_address) as client:
             with pytest.raises(InferenceServerException) as raised:
                 client.register_system_shared_memory("region", "/" + shared.name, 64)
             assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
@@ -580,9 +580,9 @@ def test_sigpipe_is_ignored_when_a_client_disconnects(live: Live) -> None:
 
 
 def test_truncated_json_is_rejected(live: Live) -> None:
-    whole = json.dumps(document(ONE)).encode()
-    for end in range(0, len(whole), 3):
-        refused(infer(live, whole[:end]))
+    body = json.dumps(document(ONE)).encode()
+    for end in range(0, len(body), 3):
+        refused(infer(live, body[:end]))
 
 
 def test_a_batch_larger_than_the_maximum_of_the_model_is_rejected(live: Live) -> None:

@@ -59,9 +59,9 @@ def test_an_unsupported_triton_flag_is_rejected_with_the_reason(flag: str, capsy
 @pytest.mark.parametrize("flag", IGNORED_FLAGS)
 @pytest.mark.parametrize("words", [["{}=true"], ["{}", "true"]], ids=["one word", "two words"])
 def test_a_triton_flag_without_effect_is_reported_and_removed_with_its_value(flag: str, words: list[str]) -> None:
-    asked = ["serve", *(word.format(flag) for word in words), "models", "--http-port=1"]
+    command = ["serve", *(word.format(flag) for word in words), "models", "--http-port=1"]
 
-    assert translate_flags(asked) == (
+    assert translate_flags(command) == (
         ["serve", "models", "--http-port=1"],
         [f"{flag} has no effect: {IGNORED_FLAGS[flag]}"],
     )
@@ -69,9 +69,9 @@ def test_a_triton_flag_without_effect_is_reported_and_removed_with_its_value(fla
 
 @pytest.mark.parametrize("flag", [*IGNORED_FLAGS, *UNSUPPORTED_BOOLEANS])
 def test_removing_a_triton_flag_without_a_value_keeps_the_next_flag(flag: str) -> None:
-    kept, _ = translate_flags(["serve", flag, "--http-port=1"])
+    translated, _ = translate_flags(["serve", flag, "--http-port=1"])
 
-    assert kept[-1] == "--http-port=1"
+    assert translated[-1] == "--http-port=1"
 
 
 def test_removing_a_boolean_triton_flag_keeps_the_path_after_it() -> None:
@@ -95,9 +95,9 @@ def test_a_triton_command_line_is_accepted_with_warnings_about_flags_without_eff
 @pytest.mark.parametrize("words", [["{}=7"], ["{}", "7"]], ids=["one word", "two words"])
 def test_a_deprecated_triton_flag_is_replaced_by_the_newer_flag_with_a_warning(flag: str, words: list[str]) -> None:
     newer = DEPRECATED_FLAGS[flag].format(7)
-    asked = ["serve", *(word.format(flag) for word in words), "models"]
+    command = ["serve", *(word.format(flag) for word in words), "models"]
 
-    assert translate_flags(asked) == (
+    assert translate_flags(command) == (
         ["serve", "models", newer], [f"{flag} is deprecated in Triton and treated as {newer}: use that instead"],
     )  # fmt: skip
 

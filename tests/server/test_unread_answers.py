@@ -64,10 +64,10 @@ class Stage:
 
     def keeper(self, size: int, waited_s: float = 0.0) -> Keeper:
         """Return a Holder that has held this many bytes for this long."""
-        made = Keeper(self.given_up)
-        self.unread.grow(made, size)
+        new_keeper = Keeper(self.given_up)
+        self.unread.grow(new_keeper, size)
         self.loop.now += waited_s
-        return made
+        return new_keeper
 
 
 def test_no_client_is_dropped_up_to_the_limit() -> None:
@@ -186,7 +186,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield started
 
 
-def untaken_of(live: Live) -> UnreadAnswers:
+def unread_answers_of(live: Live) -> UnreadAnswers:
     """Return the UnreadAnswers that the server's ports share."""
     port = live.server._http
     assert port is not None
@@ -217,10 +217,10 @@ def http_answer(live: Live, value: float) -> bytes:
 
 def grpc_answer(live: Live, value: float) -> bytes:
     """Do the same over gRPC."""
-    given = triton.InferInput("x", [1, 1], "FP32")
-    given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+    tensor = triton.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
     with triton.InferenceServerClient(live.grpc_address) as client:
-        found = client.infer("m", [given], client_timeout=PATIENCE_S).as_numpy("y")
+        found = client.infer("m", [tensor], client_timeout=PATIENCE_S).as_numpy("y")
     assert found is not None
     return bytes(found.tobytes())
 
@@ -269,15 +269,15 @@ def resets(sock: socket.socket, count: int) -> dict[int, int]:
     return found
 
 
-def whole(sock: socket.socket) -> bool:
+def is_complete(sock: socket.socket) -> bool:
     """Read the answer. Returns: whether it is complete."""
-    got = 0
+    received_bytes = 0
     with contextlib.suppress(ConnectionResetError):
-        while got < COLUMNS * 4:
+        while received_bytes < COLUMNS * 4:
             part = sock.recv(MIB)
             if not part:
                 return False
-            got += len(part)
+            received_bytes += len(part)
         return True
     return False
 
@@ -286,7 +286,7 @@ def whole(sock: socket.socket) -> bool:
 def test_http_clients_that_never_read_stay_within_the_limit_and_others_are_answered(
     live: Live, answer: Callable[[Live, float], bytes]
 ) -> None:
-    unread, most = untaken_of(live), 0
+    unread, most = unread_answers_of(live), 0
     with contextlib.ExitStack() as stack:
         silent: list[socket.socket] = []
         for number in range(16):
@@ -295,7 +295,7 @@ def test_http_clients_that_never_read_stay_within_the_limit_and_others_are_answe
             live.call(until(lambda: 0 < unread.held_bytes <= MOST))
             most = max(most, unread.held_bytes)
             assert answer(live, number) == tensor(number)
-        outcomes = [whole(sock) for sock in silent]
+        outcomes = [is_complete(sock) for sock in silent]
 
         assert most > MOST // 2
         assert not outcomes[0]
@@ -307,7 +307,7 @@ def test_http_clients_that_never_read_stay_within_the_limit_and_others_are_answe
 def test_grpc_calls_whose_window_stays_closed_are_reset_and_others_are_answered(
     live: Live, answer: Callable[[Live, float], bytes]
 ) -> None:
-    unread = untaken_of(live)
+    unread = unread_answers_of(live)
     with unread_grpc(live, 16) as silent:
         found = resets(silent, 12)
         live.call(until(lambda: 0 < unread.held_bytes <= MOST))
@@ -326,7 +326,7 @@ def test_grpc_clients_with_open_windows_that_never_read_are_dropped(tmp_path: Pa
         context.check_hostname = False
         context.set_alpn_protocols(["h2"])
     with served(tmp_path / "models", **settings) as live, contextlib.ExitStack() as stack:
-        unread = untaken_of(live)
+        unread = unread_answers_of(live)
         for _ in range(8):
             stack.enter_context(unread_grpc(live, 1, WIDE, context))
         grpc = live.server._grpc
@@ -343,11 +343,11 @@ def test_each_front_end_has_one_limit_for_both_its_ports(tmp_path: Path) -> None
 
 
 def test_a_client_that_reads_late_receives_its_answer_while_the_limit_is_not_exceeded(live: Live) -> None:
-    unread = untaken_of(live)
+    unread = unread_answers_of(live)
     with unread_http(live) as silent:
         live.call(until(lambda: unread.held_bytes > 0))
         for number in range(8):
             assert http_answer(live, number) == tensor(number)
 
-        assert whole(silent)
+        assert is_complete(silent)
     live.call(until(lambda: unread.held_bytes == 0))

@@ -15,7 +15,7 @@ CERTIFICATE: dict[str, Any] = {"grpc_server_cert": "c", "grpc_server_key": "k", 
 
 
 @pytest.mark.parametrize(
-    ("given", "warnings"),
+    ("options", "warnings"),
     [
         ({}, []),
         (
@@ -43,9 +43,9 @@ CERTIFICATE: dict[str, Any] = {"grpc_server_cert": "c", "grpc_server_key": "k", 
     ],
 )
 def test_a_setting_without_effect_is_reported_with_the_setting_that_it_requires(
-    given: dict[str, Any], warnings: list[str]
+    options: dict[str, Any], warnings: list[str]
 ) -> None:
-    assert list(unused_settings(Settings(**given))) == warnings
+    assert list(unused_settings(Settings(**options))) == warnings
 
 
 def test_a_setting_without_effect_is_a_warning_on_the_command_line(

@@ -199,7 +199,7 @@ def _initial_mistake(declared: Any, initial: Any, state: State, dims: tuple[int,
     if len(dims) != len(state.shape):
         text = "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input"
         return f"{text} '{name}'. {len(dims)} != {len(state.shape)}"
-    if any(dim < 1 for dim in dims):
+    if any(dim < 0 for dim in dims):
         return f"'initial_state' field for state input name '{name}' contains variable dimensions."
     for dim, state_dim in zip(dims, state.shape, strict=True):
         if state_dim not in (-1, dim):

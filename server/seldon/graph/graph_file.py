@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from penstock.server.repository.findings import Finding, MistakeError, MistakesError, read_text
-from penstock.server.yaml_nodes import YamlError, parse
+from penstock.server.yaml_nodes import YamlError, YamlNode, parse_all
 
 from .mapping import GraphMapping
 from .node_reader import NodeReader
@@ -48,7 +49,7 @@ def read(path: Path) -> Deployment:
     try:
         if file.is_file() and file.stat().st_size > MAX_BYTES:
             raise MistakeError(Finding(file, f"has more than {MAX_BYTES} bytes"))
-        root = GraphMapping(file, parse(_text(file)), "", findings)
+        root = GraphMapping(file, _document(file), "", findings)
         deployment = _read_manifest(root) if "kind" in root or "apiVersion" in root else _read_compact(root)
     except MistakeError as error:
         findings.append(error.finding)
@@ -56,6 +57,21 @@ def read(path: Path) -> Deployment:
         findings.append(Finding(file, str(error), error.line))
     found = tuple(sorted(findings, key=lambda finding: finding.line))
     return Deployment(file, deployment.name, deployment.namespace, deployment.predictors, found)
+
+
+def _document(file: Path) -> YamlNode:
+    """Return the only document, or the only SeldonDeployment among several. Raises: MistakeError, YamlError."""
+    documents = [document for document in parse_all(_text(file)) if document.value is not None]
+    if len(documents) > 1:
+        documents = [document for document in documents if _kind_of(document) == KIND]
+        if len(documents) != 1:
+            line = documents[1].line if documents else 0
+            raise MistakeError(Finding(file, f"expected one manifest of kind {KIND}, found {len(documents)}", line))
+    return documents[0] if documents else YamlNode(None, 1)
+
+
+def _kind_of(document: YamlNode) -> Any:
+    return document.value["kind"].value if isinstance(document.value, dict) and "kind" in document.value else None
 
 
 def _text(file: Path) -> str:

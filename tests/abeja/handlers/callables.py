@@ -89,9 +89,9 @@ async def generated_awaited(request, context):
 def wrapper(function):
     @functools.wraps(function)
     def wrapped(request, context):
-        said = function(request, context)
-        said["content"].append("!")
-        return said
+        result = function(request, context)
+        result["content"].append("!")
+        return result
 
     return wrapped
 

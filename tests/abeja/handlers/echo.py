@@ -11,7 +11,7 @@ def text_of(content):
 
 
 def handler(request, context):
-    seen = {
+    answer = {
         "http_method": request["http_method"],
         "content_type": request["content_type"],
         "headers": request["headers"],
@@ -22,9 +22,9 @@ def handler(request, context):
         "context": context,
     }
     if request["contents"]:
-        seen["body"] = text_of(request.read())
-        seen["bodies"] = [text_of(part.read()) for part in request["contents"][1:]]
-    return {"content_type": "application/json", "content": seen}
+        answer["body"] = text_of(request.read())
+        answer["bodies"] = [text_of(part.read()) for part in request["contents"][1:]]
+    return {"content_type": "application/json", "content": answer}
 
 
 def size(request, context):

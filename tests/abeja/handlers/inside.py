@@ -27,14 +27,14 @@ def handler(request, context):
 
 def exits(request, context):
     """Ends its process, unless the query is empty."""
-    said = request.read().decode()
-    if said == "system-exit":
+    command = request.read().decode()
+    if command == "system-exit":
         sys.exit(3)
-    if said == "keyboard-interrupt":
+    if command == "keyboard-interrupt":
         raise KeyboardInterrupt
-    if said == "generator-exit":
+    if command == "generator-exit":
         raise GeneratorExit
-    if said == "exit":
+    if command == "exit":
         os._exit(4)
     return {"content": "alive"}
 

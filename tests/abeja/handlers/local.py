@@ -11,9 +11,9 @@ def environment(request, context):
 
 
 def saw(request, context):
-    seen = {name: request["http_headers"][name] for name in ("accept", "accept-encoding", "content-length")}
+    headers = {name: request["http_headers"][name] for name in ("accept", "accept-encoding", "content-length")}
     body = request.read().decode("latin-1")
-    return {"content": {"type": request["content_type"], "method": request["http_method"], "body": body, "headers": seen}}
+    return {"content": {"type": request["content_type"], "method": request["http_method"], "body": body, "headers": headers}}
 
 
 def text(request, context):

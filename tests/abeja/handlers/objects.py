@@ -220,7 +220,7 @@ def written(value):
 
 def handler(request, context):
     try:
-        said = repr(written({**DOINGS, **POISON}[request["http_headers"]["x-do"]](request)))
+        outcome = repr(written({**DOINGS, **POISON}[request["http_headers"]["x-do"]](request)))
     except Exception as error:
-        said = "raises " + type(error).__name__
-    return {"content": said}
+        outcome = "raises " + type(error).__name__
+    return {"content": outcome}

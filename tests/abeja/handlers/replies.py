@@ -31,8 +31,8 @@ def raising(error):
     raise error
 
 
-def replied(**said):
-    return lambda: dict({"content": "x"}, **said)
+def replied(**members):
+    return lambda: dict({"content": "x"}, **members)
 
 
 def status(code):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.originals import Asked, Group, get, post
+from tests.originals import Group, RecordedRequest, get, post
 
 HANDLERS = Path(__file__).parent.parent / "handlers"
 TEXT = "text/plain"
@@ -25,19 +25,21 @@ def table(module: str, name: str) -> list[str]:
     return list(named)
 
 
-def group(name: str, handler: str, asked: Sequence[Asked], environment: dict[str, str] | None = None) -> Group:
+def group(
+    name: str, handler: str, requests: Sequence[RecordedRequest], environment: dict[str, str] | None = None
+) -> Group:
     """Give the requests to the server of one handler, as the proxy and the runtime together answer them."""
     server = {"from": "proxy+runtime", "handler": handler, "environment": environment or {}}
-    return Group(name, server, asked)
+    return Group(name, server, requests)
 
 
-def by_name(names: Sequence[str], **said: Any) -> list[Asked]:
+def by_name(names: Sequence[str], **options: Any) -> list[RecordedRequest]:
     """Give one request for each name, with the name as the query."""
-    return [get(name, "/?" + name, **said) for name in names]
+    return [get(name, "/?" + name, **options) for name in names]
 
 
-def text(name: str, body: Any = "hello", kind: str = TEXT, method: str = "POST", **said: Any) -> Asked:
+def text(name: str, body: Any = "hello", kind: str = TEXT, method: str = "POST", **options: Any) -> RecordedRequest:
     """Give a request that sends a text."""
-    said.setdefault("headers", {})
-    asked = post(name, said.pop("path", "/"), body, kind, **said)
-    return Asked(**{**vars(asked), "method": method})
+    options.setdefault("headers", {})
+    request = post(name, options.pop("path", "/"), body, kind, **options)
+    return RecordedRequest(**{**vars(request), "method": method})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.originals import FORM, JSON, Asked, get, multipart, post
+from tests.originals import FORM, JSON, RecordedRequest, get, multipart, post
 
 from .definitions import TEXT, group, table, text
 
@@ -41,11 +41,11 @@ IDENTITIES = {
 }
 
 
-def _do(name: str, body: object = '{"foo": "bar"}', kind: str = JSON) -> Asked:
+def _do(name: str, body: object = '{"foo": "bar"}', kind: str = JSON) -> RecordedRequest:
     return post(name, "/", body, kind, headers={"X-Do": name, **MANY})
 
 
-def _tax(name: str, body: str, kind: str = JSON) -> Asked:
+def _tax(name: str, body: str, kind: str = JSON) -> RecordedRequest:
     return post(name, "/", body, kind)
 
 
@@ -61,7 +61,7 @@ TAXES = [
     _tax("big", '{"total_without_tax": 100000000000000000000}'),
     _tax("other-type", '{"total_without_tax": 100}', "text/plain"),
     _tax("with-a-mark", '\ufeff{"total_without_tax": 100}'),
-    Asked("utf-16", "/", '{"total_without_tax": 100}'.encode("utf-16"), headers={"Content-Type": JSON}),
+    RecordedRequest("utf-16", "/", '{"total_without_tax": 100}'.encode("utf-16"), headers={"Content-Type": JSON}),
     get("get", "/?%7B%22total_without_tax%22:100%7D"),
     get("get-not-encoded", '/?{"total_without_tax":100}'),
 ]

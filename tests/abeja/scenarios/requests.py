@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.originals import FORM, URLENCODED, Asked, get, multipart, post
+from tests.originals import FORM, URLENCODED, RecordedRequest, get, multipart, post
 
 from .definitions import TEXT, group, text
 
@@ -141,12 +141,12 @@ TRUNCATED = {
 }
 
 
-def _chunked(name: str, *chunks: bytes, kind: str = TEXT, tail: bytes = b"0\r\n\r\n", **more: str) -> Asked:
+def _chunked(name: str, *chunks: bytes, kind: str = TEXT, tail: bytes = b"0\r\n\r\n", **more: str) -> RecordedRequest:
     body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + tail
-    return Asked(name, "/", body, headers={"Content-Type": kind, "Transfer-Encoding": "chunked", **more})
+    return RecordedRequest(name, "/", body, headers={"Content-Type": kind, "Transfer-Encoding": "chunked", **more})
 
 
-def _headed(name: str, **headers: str) -> Asked:
+def _headed(name: str, **headers: str) -> RecordedRequest:
     return get(name, "/", headers={key.replace("_", "-"): value for key, value in headers.items()})
 
 
@@ -193,8 +193,8 @@ GROUPS = [
             get("get-in-small-letters", "/", method="get"),
             text("post-in-small-letters", method="post"),
             get("get-nothing", "/"),
-            Asked("post-nothing", "/"),
-            Asked("post-a-body-without-a-type", "/", b"hello"),
+            RecordedRequest("post-nothing", "/"),
+            RecordedRequest("post-a-body-without-a-type", "/", b"hello"),
             get("put-without-a-type", "/", method="PUT"),
             text("post-empty", ""),
             text("put-empty", "", method="PUT"),

@@ -27,8 +27,8 @@ def _shown(value):
         return repr(value)
     with open(value.filename, "rb") as stored:
         content = stored.read()
-    kept = {"kind": type(value).__name__, "size": len(content), "content": content[:60].decode("latin-1")}
-    return dict(value._asdict(), **kept, extension=os.path.splitext(value.filename)[1])
+    details = {"kind": type(value).__name__, "size": len(content), "content": content[:60].decode("latin-1")}
+    return dict(value._asdict(), **details, extension=os.path.splitext(value.filename)[1])
 
 
 def predict(**kwargs):

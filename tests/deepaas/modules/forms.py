@@ -45,11 +45,11 @@ class Static:
 
 
 class OfClass:
-    kept = "of the class"
+    author = "of the class"
 
     @classmethod
     def get_metadata(cls):
-        return {"author": cls.kept}
+        return {"author": cls.author}
 
     @classmethod
     def get_predict_args(cls):
@@ -57,7 +57,7 @@ class OfClass:
 
     @classmethod
     def predict(cls, a):
-        return [cls.kept, a]
+        return [cls.author, a]
 
 
 class Unfinished(base.BaseModel):

@@ -50,7 +50,7 @@ def _local():
     return 1
 
 
-GIVEN = {
+RESULTS = {
     "text": "plain string",
     "empty-text": "",
     "accents": "h\u00e9llo \u4e16\u754c \U0001f600",
@@ -134,4 +134,4 @@ def predict(give):
         return itself
     if give == "module":
         return io
-    return GIVEN[give]
+    return RESULTS[give]

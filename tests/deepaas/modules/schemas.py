@@ -5,7 +5,7 @@ from marshmallow import fields
 from webargs import fields as asked
 
 GOOD = [{"label": "foo", "probability": 1.0}, {"label": "bar", "probability": 0.5}]
-GIVEN = {
+RESULTS = {
     "good": {"status": "OK", "predictions": GOOD},
     "no-predictions": {"status": "OK"},
     "extra": {"status": "OK", "predictions": GOOD, "more": 1},
@@ -59,7 +59,7 @@ class OfDict:
 
     @staticmethod
     def predict(give):
-        return GIVEN[give]
+        return RESULTS[give]
 
 
 class OfClass(OfDict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.originals import FORM, get, post
 
-from .definitions import Asked, form, group, parts, predict, urlencoded
+from .definitions import RecordedRequest, form, group, parts, predict, urlencoded
 
 ALL = [
     "anywhere",
@@ -22,7 +22,7 @@ ALL = [
     "many-form",
 ]
 ALL += ["many-json", "many-headers", "many-cookies"]
-PLACES: list[Asked] = [
+PLACES: list[RecordedRequest] = [
     predict("in-the-query", "places", "?" + "&".join(f"{name}=1" for name in ALL)),
     predict("in-the-query-twice", "places", "?" + "&".join(f"{name}=1&{name}=2" for name in ALL)),
     urlencoded("in-a-form", "places", "&".join(f"{name}=1" for name in ALL)),
@@ -50,7 +50,7 @@ PLACES: list[Asked] = [
     get("swagger", "/swagger.json"),
 ]
 FULL = {"must": 1, "must-too": "a", "null": None, "list": ["x"]}
-NEEDED: list[Asked] = [
+NEEDED: list[RecordedRequest] = [
     predict("nothing", "needed"),
     predict("all", "needed", value=FULL),
     *(predict(f"without-{name}", "needed", value={key: FULL[key] for key in FULL if key != name}) for name in FULL),
@@ -65,7 +65,7 @@ NEEDED: list[Asked] = [
 ]  # fmt: skip
 
 FILE = ("must", "of the file", "f.txt", "text/plain")
-FILES: list[Asked] = [
+FILES: list[RecordedRequest] = [
     form("one", "files", FILE),
     form("both", "files", FILE, ("one", b"\x00\xff", "b.bin", "application/octet-stream"), ("text", "t")),
     form("list", "files", FILE, ("listed", "a", "a.txt", "text/plain"), ("listed", "b", "b.txt", "text/plain")),

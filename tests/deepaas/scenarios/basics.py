@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.originals import FORM, get, post
 
-from .definitions import Asked, encoded, form, group, parts, predict, urlencoded
+from .definitions import RecordedRequest, encoded, form, group, parts, predict, urlencoded
 
 P = "/v2/models/basic/predict/"
 
@@ -122,7 +122,7 @@ KINDS = {
     "any": "*/*",
 }
 
-JSONS: list[Asked] = [predict(f"json-{name}", "basic", value=text) for name, text in JSON_VALUES.items()]
+JSONS: list[RecordedRequest] = [predict(f"json-{name}", "basic", value=text) for name, text in JSON_VALUES.items()]
 TYPES = [
     *(predict(f"type-{name}", "basic", value='{"num": 5, "arg1": "sent"}', kind=kind) for name, kind in KINDS.items()),
     predict("latin-body", "basic", value='{"arg1": "é"}'.encode("latin-1")),

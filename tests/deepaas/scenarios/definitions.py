@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from tests.originals import FORM, URLENCODED, Asked, Group, multipart, post
+from tests.originals import FORM, URLENCODED, Group, RecordedRequest, multipart, post
 
-__all__ = ["Asked", "encoded", "form", "group", "parts", "predict", "urlencoded"]
+__all__ = ["RecordedRequest", "encoded", "form", "group", "parts", "predict", "urlencoded"]
 
 
-def group(name: str, asked: list[Asked], *arguments: str, models: dict[str, str], **server: Any) -> Group:
+def group(name: str, requests: list[RecordedRequest], *arguments: str, models: dict[str, str], **server: Any) -> Group:
     """Say a group. models: name -> module[:attribute]. server: environment, files (name -> text, in {folder})."""
-    return Group(name, {"models": models, "arguments": list(arguments), **server}, asked)
+    return Group(name, {"models": models, "arguments": list(arguments), **server}, requests)
 
 
-def predict(name: str, model: str, query: str = "", value: Any = None, **said: Any) -> Asked:
+def predict(name: str, model: str, query: str = "", value: Any = None, **options: Any) -> RecordedRequest:
     """Post to a model's predict."""
-    return post(name, f"/v2/models/{model}/predict/{query}", value, **said)
+    return post(name, f"/v2/models/{model}/predict/{query}", value, **options)
 
 
-def form(name: str, model: str, *fields: Any, query: str = "", **said: Any) -> Asked:
+def form(name: str, model: str, *fields: Any, query: str = "", **options: Any) -> RecordedRequest:
     """Post a form of several parts."""
-    return predict(name, model, query, multipart(*fields), kind=FORM, **said)
+    return predict(name, model, query, multipart(*fields), kind=FORM, **options)
 
 
-def urlencoded(name: str, model: str, text: str | bytes, query: str = "", **said: Any) -> Asked:
+def urlencoded(name: str, model: str, text: str | bytes, query: str = "", **options: Any) -> RecordedRequest:
     """Post a form of one line."""
-    return predict(name, model, query, text, kind=URLENCODED, **said)
+    return predict(name, model, query, text, kind=URLENCODED, **options)
 
 
 def parts(text: bytes | str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.originals import get
 
-from .definitions import Asked, encoded, form, group, predict
+from .definitions import RecordedRequest, encoded, form, group, predict
 
 TEXTS = ["", "5", "abc", "-1", "1.5", "true", "a,b", "é", " 5 "]
 VALUES: list[Any] = [None, 5, -1, 1.5, True, "abc", "5", "", [], [1, 2], ["a", "b"], {}, {"x": 1}, {"a": 1}]
@@ -172,13 +172,13 @@ MORE_VALUES: dict[str, list[Any]] = {
     "contains": [["a", "a"], ["a", "c"]],
 }
 
-QUERIED: list[Asked] = [
+QUERIED: list[RecordedRequest] = [
     predict(f"{kind}-query-{number}", "kinds", encoded(**{kind: text}))
     for kind in KINDS
     for number, text in enumerate([*TEXTS, *MORE_TEXTS.get(kind, [])])
 ]
 TWICE = [predict(f"{kind}-twice", "kinds", f"?{kind}=1&{kind}=2") for kind in KINDS]
-SENT: list[Asked] = [
+SENT: list[RecordedRequest] = [
     predict(f"{kind}-json-{number}", "kinds", value=json.dumps({kind: value}))
     for kind in KINDS
     for number, value in enumerate([*VALUES, *MORE_VALUES.get(kind, [])])

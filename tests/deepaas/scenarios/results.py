@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.originals import Asked, get, post
+from tests.originals import RecordedRequest, get, post
 
 from .definitions import encoded, form, group, predict
 
-GIVEN = [
+RESULT_NAMES = [
     "text",
     "empty-text",
     "accents",
@@ -81,10 +81,10 @@ OF_HTTP = [
     "HTTPUnauthorized", "HTTPTooManyRequests", "HTTPNoContent", "HTTPOk",
 ]  # fmt: skip
 
-RESULTS: list[Asked] = [predict(f"gives-{give}", "returned", encoded(give=give)) for give in GIVEN]
+RESULTS: list[RecordedRequest] = [predict(f"gives-{give}", "returned", encoded(give=give)) for give in RESULT_NAMES]
 RESULTS += [predict(f"gives-{give}", "returned", encoded(give=give)) for give in NUMPY if give.startswith("np.")]
 AWAY = [predict(f"gives-{give}", "returned", encoded(give=give), silent=True) for give in UNSENDABLE]
-FAILS: list[Asked] = [get("described", "/v2/models/errs/"), get("all", "/v2/models/")]
+FAILS: list[RecordedRequest] = [get("described", "/v2/models/errs/"), get("all", "/v2/models/")]
 FAILS += [predict(f"raises-{what}", "errs", f"?what={what}", silent=True) for what in RAISED]
 FAILS += [predict("raises-accents", "errs", encoded(what="ValueError", message="é\n世"))]
 ENDS = [predict(f"ends-{what}", "errs", f"?what={what}", silent=True) for what in ENDING]
@@ -118,8 +118,8 @@ SCHEMAS = [
 
 def checked(name: str, kind: str) -> object:
     """Ask one schema for all results."""
-    asked = [predict(give, "m", f"?give={give}") for give in SCHEMAS]
-    return group(name, [*asked, get("swagger", "/swagger.json")], models={"m": f"schemas:{kind}"})
+    requests = [predict(give, "m", f"?give={give}") for give in SCHEMAS]
+    return group(name, [*requests, get("swagger", "/swagger.json")], models={"m": f"schemas:{kind}"})
 
 
 DATES = [predict(give, "m", f"?give={give}") for give in ("good", "bad", "object")]
@@ -161,19 +161,19 @@ HEADERS = [
 ]  # fmt: skip
 
 
-def accepting(query: bool = True) -> list[Asked]:
+def accepting(query: bool = True) -> list[RecordedRequest]:
     """Ask for each type and each form."""
-    asked = [predict("unsaid", "m"), form("part-json", "m", ("accept", "application/json"))]
-    asked += [predict("json", "m", value={"accept": "image/png"}), predict("null", "m", value={"accept": None})]
+    requests = [predict("unsaid", "m"), form("part-json", "m", ("accept", "application/json"))]
+    requests += [predict("json", "m", value={"accept": "image/png"}), predict("null", "m", value={"accept": None})]
     if query:
-        asked += [predict(f"query-{kind}", "m", encoded(accept=kind)) for kind in TYPES]
-        asked += [
+        requests += [predict(f"query-{kind}", "m", encoded(accept=kind)) for kind in TYPES]
+        requests += [
             predict(f"{kind}-as-{shape}", "m", encoded(accept=kind, form=shape))
             for shape in FORMS for kind in ("image/png", "application/json")
         ]  # fmt: skip
-    asked += [predict(f"header-{kind}", "m", headers={"Accept": kind}) for kind in HEADERS]
-    asked += [predict("query-before-header", "m", "?accept=image/png", headers={"Accept": "application/json"})]
-    return [*asked, get("swagger", "/swagger.json")]
+    requests += [predict(f"header-{kind}", "m", headers={"Accept": kind}) for kind in HEADERS]
+    requests += [predict("query-before-header", "m", "?accept=image/png", headers={"Accept": "application/json"})]
+    return [*requests, get("swagger", "/swagger.json")]
 
 
 OWN = ["text/plain; charset=latin-1", "text/csv", "nonsense", "application/problem+json", "text/html"]
@@ -183,7 +183,7 @@ PARAMETERS = [
     for shape in ("text", "bytes", "dict")
 ]
 
-AWKWARD: list[Asked] = [
+AWKWARD: list[RecordedRequest] = [
     get("described", "/v2/models/awkward/"),
     predict("named", "awkward"),
     predict("given", "awkward", encoded(**{"class": "c", "with space": "s", "\u00e9": "e"})),
@@ -198,7 +198,7 @@ INSTANCES = {
 }  # fmt: skip
 
 
-def described(name: str) -> list[Asked]:
+def described(name: str) -> list[RecordedRequest]:
     """Ask one entry point for all it may have."""
     return [
         get("metadata", f"/v2/models/{name}/"),
@@ -244,7 +244,7 @@ MEDIA = (
     ("demo-audio", "au", "a.wav", "audio/x-wav"),
     ("demo-video", "vi", "v.mp4", "video/mp4"),
 )
-DEMO: list[Asked] = [
+DEMO: list[RecordedRequest] = [
     get("described", "/v2/models/demo/"),
     form("D39", "demo", *MEDIA, query="?demo-list-of-floats=1.5&demo-list-of-floats=2"),
     form("D39-outside", "demo", *MEDIA, query="?demo-int-range=101"),
@@ -252,7 +252,7 @@ DEMO: list[Asked] = [
     form("all-in-parts", "demo", *MEDIA, ("demo-str", "s"), ("demo-bool", "false"), ("demo-float", "1e-3")),
     get("swagger", "/swagger.json"),
 ]
-KEPT: list[Asked] = [
+KEPT: list[RecordedRequest] = [
     predict("first", "globals"),
     predict("second", "globals", "?give=y"),
     post("train", "/v2/models/globals/train/", keep={"UUID": r'"uuid": "(\w+)"'}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.originals import FORM, URLENCODED, Asked, get, multipart, post
+from tests.originals import FORM, URLENCODED, RecordedRequest, get, multipart, post
 
 from .definitions import group, predict
 
@@ -12,7 +12,7 @@ UUID = {"UUID": r'"uuid": "(\w+)"'}
 MODEL = {"trains": "trains"}
 
 
-def whole(name: str, query: str, until: str = DONE) -> list[Asked]:
+def complete_training(name: str, query: str, until: str = DONE) -> list[RecordedRequest]:
     """Begin one, wait until it is at an end, and take it away."""
     return [
         post(f"{name}-begun", TRAIN + query, keep=UUID),
@@ -24,7 +24,7 @@ def whole(name: str, query: str, until: str = DONE) -> list[Asked]:
 
 
 KINDS = ["acc", "error", "quiet", "accents", "key", "later", "nothing", "bytes", "nan", "more"]
-SIMPLE: list[Asked] = [
+SIMPLE: list[RecordedRequest] = [
     get("none", TRAIN),
     post("D30", TRAIN),
     post("bad", TRAIN + "?sleep=x&list=y&when=z"),
@@ -32,9 +32,9 @@ SIMPLE: list[Asked] = [
     get("unknown", TRAIN + "0" * 32),
     get("unknown-deleted", TRAIN + "0" * 32, "DELETE"),
     get("odd", TRAIN + "nonsense"),
-    *(asked for kind in KINDS for asked in whole(kind, f"?sleep=0&give={kind}")),
+    *(request for kind in KINDS for request in complete_training(kind, f"?sleep=0&give={kind}")),
 ]
-RUNNING: list[Asked] = [
+RUNNING: list[RecordedRequest] = [
     post("begun", TRAIN + "?sleep=0.5", keep=UUID),
     get("one", TRAIN + "{UUID}"),
     get("listed", TRAIN),
@@ -49,13 +49,13 @@ RUNNING: list[Asked] = [
     get("one-left", TRAIN),
     predict("predicts", "trains"),
 ]
-QUEUED: list[Asked] = [
+QUEUED: list[RecordedRequest] = [
     post("first", TRAIN + "?sleep=0.5", keep=UUID),
     post("second", TRAIN + "?sleep=0", keep={"SECOND": UUID["UUID"]}),
     get("second-waits", TRAIN + "{SECOND}"),
     get("both-done", TRAIN, until='^(?!.*"running")'),
 ]
-CANCELLED: list[Asked] = [
+CANCELLED: list[RecordedRequest] = [
     post("begun", TRAIN + "?sleep=60", keep=UUID),
     get("D33", TRAIN + "{UUID}", "DELETE"),
     get("gone", TRAIN + "{UUID}"),
@@ -64,13 +64,13 @@ CANCELLED: list[Asked] = [
     post("next", TRAIN + "?sleep=0", keep=UUID),
     get("next-done", TRAIN + "{UUID}", until=DONE),
 ]
-ENDED: list[Asked] = [
+ENDED: list[RecordedRequest] = [
     post("killed", TRAIN + "?sleep=0&give=_exit", keep=UUID),
     predict("killed-predicts", "trains", silent=True),
     post("exits", TRAIN + "?sleep=0&give=exit", keep=UUID),
     predict("exits-predicts", "trains", silent=True),
 ]
-FILES: list[Asked] = [
+FILES: list[RecordedRequest] = [
     post("T9", TRAIN, multipart(("sleep", "0"), ("data", "of the file", "f.txt", "text/plain")), FORM, keep=UUID),
     get("T9-ended", TRAIN + "{UUID}", until=DONE),
     post("text", TRAIN, multipart(("sleep", "0"), ("data", "a text")), FORM, keep=UUID),

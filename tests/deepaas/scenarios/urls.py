@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.originals import Asked, get, post
+from tests.originals import RecordedRequest, get, post
 
 from .definitions import group, predict
 
@@ -41,7 +41,7 @@ SLASHES = [
 ]  # fmt: skip
 
 
-def every(paths: dict[str, str] = PATHS, methods: tuple[str, ...] = METHODS) -> list[Asked]:
+def every(paths: dict[str, str] = PATHS, methods: tuple[str, ...] = METHODS) -> list[RecordedRequest]:
     """Ask each of the paths in each way."""
     return [
         get(f"{method}-{name}", path, method, unread=f"{method}-{name}" in UNREAD)
@@ -50,7 +50,7 @@ def every(paths: dict[str, str] = PATHS, methods: tuple[str, ...] = METHODS) -> 
     ]
 
 
-def told(base: str = "", model: str = "basic") -> list[Asked]:
+def requests_at(base: str = "", model: str = "basic") -> list[RecordedRequest]:
     """Ask what every server answers."""
     return [
         get("versions", f"{base}/"),
@@ -78,7 +78,7 @@ def told(base: str = "", model: str = "basic") -> list[Asked]:
     ]
 
 
-def sized(size: int) -> list[Asked]:
+def sized(size: int) -> list[RecordedRequest]:
     """Ask with bodies about as large as may be."""
     big = b"x" * (size + 1)
     form = b'--edge\r\nContent-Disposition: form-data; name="arg1"\r\n\r\n%s\r\n--edge--\r\n'
@@ -103,23 +103,23 @@ GROUPS = [
     group("slashes", [get(f"at{path}", path) for path in SLASHES], models=MODEL),
     group("slashes-posted", [post(f"at{path}", path) for path in SLASHES if not re.search("train|openapi", path)],
           models=MODEL),
-    group("based", told("/some/base"), "--base-path", "/some/base", models=MODEL),
-    group("based-with-a-slash", told("/base"), "--base-path", "/base/", models=MODEL),
-    group("based-at-the-root", told(), "--base-path", "/", models=MODEL),
-    group("no-train", [*told(), *every({"training": PATHS["training"], "train": PATHS["train"]})], "--notrain-endpoint",
-          models=MODEL),
-    group("no-predict", [*told(), *every({"predict": PATHS["predict"]})], "--nopredict-endpoint", models=MODEL),
-    group("no-doc", told(), "--nodoc-endpoint", models=MODEL),
-    group("debug", told(), "--debug-endpoint", models=MODEL),
+    group("based", requests_at("/some/base"), "--base-path", "/some/base", models=MODEL),
+    group("based-with-a-slash", requests_at("/base"), "--base-path", "/base/", models=MODEL),
+    group("based-at-the-root", requests_at(), "--base-path", "/", models=MODEL),
+    group("no-train", [*requests_at(), *every({"training": PATHS["training"], "train": PATHS["train"]})],
+          "--notrain-endpoint", models=MODEL),
+    group("no-predict", [*requests_at(), *every({"predict": PATHS["predict"]})], "--nopredict-endpoint", models=MODEL),
+    group("no-doc", requests_at(), "--nodoc-endpoint", models=MODEL),
+    group("debug", requests_at(), "--debug-endpoint", models=MODEL),
     group("sized", sized(300), "--client-max-size", "300", models=MODEL),
     group("sized-by-the-environment", sized(300), models=MODEL, environment={"OS_DEFAULT__CLIENT_MAX_SIZE": "300"}),
-    group("by-a-file", told(), "--config-file", "{folder}/it.ini", models=MODEL, files={"it.ini": INI}),
-    group("by-a-folder", told(), "--config-dir", "{folder}/d", models=MODEL,
+    group("by-a-file", requests_at(), "--config-file", "{folder}/it.ini", models=MODEL, files={"it.ini": INI}),
+    group("by-a-folder", requests_at(), "--config-dir", "{folder}/d", models=MODEL,
           files={"d/a.conf": INI, "d/b.conf": "[DEFAULT]\ntrain_endpoint = true\n",
               "d/c.ini": "[DEFAULT]\npredict_endpoint = false\n"}),
-    group("by-a-file-and-a-flag", told(), "--config-file", "{folder}/it.ini", "--train-endpoint", models=MODEL,
+    group("by-a-file-and-a-flag", requests_at(), "--config-file", "{folder}/it.ini", "--train-endpoint", models=MODEL,
           files={"it.ini": INI}),
-    group("by-a-file-and-the-environment", told("/env"), "--config-file", "{folder}/it.ini", models=MODEL,
+    group("by-a-file-and-the-environment", requests_at("/env"), "--config-file", "{folder}/it.ini", models=MODEL,
           files={"it.ini": INI}, environment={"OS_DEFAULT__TRAIN_ENDPOINT": "true", "OS_DEFAULT__BASE_PATH": "/env"}),
     group("several", [
         get("models", "/v2/models/"), get("swagger", "/swagger.json"),
@@ -127,8 +127,9 @@ GROUPS = [
         *(predict(f"predict-{name}", name) for name in NAMES),
         *(post(f"train-{name}", f"/v2/models/{name}/train/", unread=True) for name in NAMES),
     ], models=NAMES),
-    group("one-by-name", told(), "--model-name", "basic", models=NAMES),
-    group("one-by-the-environment", told(model="a-b.c_d"), models=NAMES, environment={"DEEPAAS_V2_MODEL": "a-b.c_d"}),
+    group("one-by-name", requests_at(), "--model-name", "basic", models=NAMES),
+    group("one-by-the-environment", requests_at(model="a-b.c_d"), models=NAMES,
+          environment={"DEEPAAS_V2_MODEL": "a-b.c_d"}),
     group("workers", [predict(f"asked-{time}", "basic") for time in range(4)], "-p", "2", models=MODEL),
     group("unwarmed", [predict("asked", "whole", "?a-hyphen=2")], "--nowarm", models={"whole": "forms:whole"}),
 ]  # fmt: skip

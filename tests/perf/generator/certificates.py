@@ -28,7 +28,7 @@ class Certificates:
         return self.folder / f"certificate.{ending}", self.folder / f"key.{ending}"
 
 
-def made(folder: Path) -> Certificates:
+def make_certificates(folder: Path) -> Certificates:
     """Make them in a folder."""
 
     def openssl(*words: str) -> None:

@@ -66,13 +66,13 @@ class Bell:
     """An alarm that never rings by itself. `said`: what it was told."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def set(self, at_ns: int) -> None:
-        self.said.append(f"set {at_ns}")
+        self.messages.append(f"set {at_ns}")
 
     def disarm(self) -> None:
-        self.said.append("silent")
+        self.messages.append("silent")
 
     def close(self) -> None:
         """It holds nothing."""

@@ -115,11 +115,11 @@ class Peer:
     def ended(self, stream: int, status: str = "0", **fields: str) -> bytes:
         return self.headers(stream, END, grpc_status=status, **fields)
 
-    def said(self, stream: int, content: bytes = b"yes", flag: int = 0) -> bytes:
+    def message(self, stream: int, content: bytes = b"yes", flag: int = 0) -> bytes:
         return frames.frame(frames.DATA, 0, stream, message(content, flag))
 
     def answer(self, stream: int, content: bytes = b"yes") -> bytes:
-        return self.begun(stream) + self.said(stream, content) + self.ended(stream)
+        return self.begun(stream) + self.message(stream, content) + self.ended(stream)
 
 
 @dataclass

@@ -121,14 +121,14 @@ def test_a_ctrl_c_during_an_order_does_not_affect_the_next_order(
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Have SIGINT interrupt: what a shell starts in the background begins by ignoring it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("interruptible")
 def test_a_ctrl_c_during_a_message_is_deferred_until_it_is_sent() -> None:
     through = []
 

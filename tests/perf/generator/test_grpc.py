@@ -153,7 +153,7 @@ def test_a_trailers_only_answer_reports_its_error(fields: dict[str, str], error:
         (reset(99), "UNKNOWN: the server reset the stream (99)"),
         (lambda peer: peer.begun(1) + frames.frame(frames.DATA, END, 1, b"12345"), "UNKNOWN: the answer has no status"),
         (lambda peer: peer.headers(1, __status="502") + frames.frame(0, END, 1), "UNAVAILABLE: HTTP status 502"),
-        (lambda peer: peer.begun(1) + peer.said(1) + peer.ended(1, "13"), "INTERNAL"),
+        (lambda peer: peer.begun(1) + peer.message(1) + peer.ended(1, "13"), "INTERNAL"),
     ],
 )  # fmt: skip
 def test_a_slot_is_notified_once_however_the_server_ends_its_request(answer: object, error: str) -> None:
@@ -188,12 +188,12 @@ def _session(peer: Peer) -> bytes:
         frames.frame(frames.CONTINUATION, frames.END_HEADERS, 3, block[6:]),
         frames.frame(frames.HEADERS, frames.END_HEADERS | frames.HAS_PRIORITY | frames.PADDED, 5,
                      b"\x02" + bytes(5) + peer.block(__status="200") + b"\0\0"),
-        peer.said(5), frames.window_update(0, 1000), frames.window_update(5, 1),
+        peer.message(5), frames.window_update(0, 1000), frames.window_update(5, 1),
         peer.ended(5, "8", grpc_message="full"),
         frames.reset(7, frames.ErrorCode.CANCEL),
         frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20, frames.MAX_FRAME_SIZE: 1 << 15}),
         frames.frame(frames.SETTINGS, frames.ACK, 0),
-        peer.begun(9), peer.said(9, bytes(5000)), peer.said(99), peer.ended(9),
+        peer.begun(9), peer.message(9, bytes(5000)), peer.message(99), peer.ended(9),
         peer.answer(11),
     ))  # fmt: skip
 

@@ -67,12 +67,12 @@ def test_a_large_request_is_sent_whole_before_the_next_begins() -> None:
         for _ in range(3):
             channel.send(large, FakeSlot())
         peer = server.peer
-        got = dict.fromkeys((1, 3, 5), 0)
+        received = dict.fromkeys((1, 3, 5), 0)
         for window in (0, 800_000):
             peer.feed(frames.window_update(0, window) if window else b"")
             for stream, sent in peer.requests().items():
-                got[stream] += len(sent)
-        assert got == {1: 600_005, 3: 65_535 + 800_000 - 600_005, 5: 0}
+                received[stream] += len(sent)
+        assert received == {1: 600_005, 3: 65_535 + 800_000 - 600_005, 5: 0}
 
     run(scenario)
 
@@ -111,16 +111,16 @@ def test_windows_are_never_exceeded_and_everything_arrives(
         for request in requests.values():
             channel.send(request, FakeSlot())
         peer = server.peer
-        got = dict.fromkeys(requests, b"")
+        received = dict.fromkeys(requests, b"")
         allowed = {0: 65535, **dict.fromkeys(requests, window)}
 
         def take() -> None:
             for frame in peer.sent():
                 if frame.kind == frames.DATA:
-                    got[frame.stream] += frame.payload
-                    assert frame.flags == (END if got[frame.stream] == requests[frame.stream] else 0)
-            assert all(len(got[stream]) <= allowed[stream] for stream in got)
-            assert sum(map(len, got.values())) <= allowed[0]
+                    received[frame.stream] += frame.payload
+                    assert frame.flags == (END if received[frame.stream] == requests[frame.stream] else 0)
+            assert all(len(received[stream]) <= allowed[stream] for stream in received)
+            assert sum(map(len, received.values())) <= allowed[0]
 
         take()
         for which, increment in updates:
@@ -129,12 +129,12 @@ def test_windows_are_never_exceeded_and_everything_arrives(
                 allowed[stream] += increment
                 peer.feed(frames.window_update(stream, increment))
                 take()
-        peer.feed(frames.window_update(0, 1 << 20), *(frames.window_update(stream, 1 << 20) for stream in got))
+        peer.feed(frames.window_update(0, 1 << 20), *(frames.window_update(stream, 1 << 20) for stream in received))
         for stream in allowed:
             allowed[stream] += 1 << 20
         take()
 
-        assert got == requests
+        assert received == requests
 
     run(scenario)
 
@@ -361,7 +361,7 @@ class Greeter(asyncio.Protocol):
 
     def __init__(self, answer: bytes | None, disconnected: asyncio.Event) -> None:
         self._answer = answer
-        self._gone = disconnected
+        self._disconnected = disconnected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -370,7 +370,7 @@ class Greeter(asyncio.Protocol):
             transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._gone.set()
+        self._disconnected.set()
 
 
 async def _opened_to(answer: bytes | None) -> str:

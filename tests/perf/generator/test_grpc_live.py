@@ -51,25 +51,25 @@ async def load(target: Target, request: bytes, slots: int = 8, each: int = REQUE
     """Have some slots each send some requests, one after the other."""
     opener, losses = GrpcOpener(target), list[str]()
     channels = [await opener.open(losses.append) for _ in range(2)]
-    slots_made: list[FakeSlot] = []
+    counting_slots: list[FakeSlot] = []
     done = asyncio.Event()
 
     class Counting(FakeSlot):
         def on_answer(self, now_ns: int, error: str) -> None:
             super().on_answer(now_ns, error)
-            if not self.again and all(len(slot.ends) == each for slot in slots_made):
+            if not self.again and all(len(slot.ends) == each for slot in counting_slots):
                 done.set()
 
     for number in range(slots):
         channel = channels[number % 2]
-        slots_made.append(Counting(again=each - 1, send=lambda slot, channel=channel: channel.send(request, slot)))  # type: ignore[misc]
-        channel.send(request, slots_made[-1])
+        counting_slots.append(Counting(again=each - 1, send=lambda slot, channel=channel: channel.send(request, slot)))  # type: ignore[misc]
+        channel.send(request, counting_slots[-1])
     async with asyncio.timeout(20):
         await done.wait()
     for channel in channels:
         channel.close()
     assert not losses
-    return list(slots_made)
+    return list(counting_slots)
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "deflate"])
@@ -115,15 +115,15 @@ def test_tls_works_with_a_client_certificate(tmp_path: Path) -> None:
     )
     with echo_server.served(tls=context_for(settings)) as live:
 
-        def asked(tls: Tls) -> bytes:
+        def ask_with(tls: Tls) -> bytes:
             return asyncio.run(ask(Target("127.0.0.1", live.served.listener.port, tls), GrpcCall(ECHO), b"hello"))
 
-        assert asked(Tls(roots=server, certificate=client, key=client_key)) == b"hello"
-        assert asked(Tls(verify_peer=False, certificate=client, key=client_key)) == b"hello"
+        assert ask_with(Tls(roots=server, certificate=client, key=client_key)) == b"hello"
+        assert ask_with(Tls(verify_peer=False, certificate=client, key=client_key)) == b"hello"
         with pytest.raises(ssl.SSLCertVerificationError):
-            asked(Tls(certificate=client, key=client_key))
+            ask_with(Tls(certificate=client, key=client_key))
         with pytest.raises((OSError, CallError)):
-            asked(Tls(roots=server))
+            ask_with(Tls(roots=server))
 
 
 def test_a_tls_server_that_does_not_choose_http2_is_an_error(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def test_a_slot_learns_the_number_of_responses_of_each_good_answer() -> None:
         slot = FakeSlot(again=2, send=lambda slot: channel.send(NEXT, slot))
         channel.send(REQUEST, slot)
         peer, some = server.peer, response(final=False, outputs=4)
-        peer.feed(peer.begun(1), peer.said(1, some), peer.said(1, some), peer.said(1, response(final=True)))
-        peer.feed(peer.said(1, some), peer.said(1, response(final=True, error="no")))
-        peer.feed(peer.said(1, response(final=True, outputs=4)))
+        peer.feed(peer.begun(1), peer.message(1, some), peer.message(1, some), peer.message(1, response(final=True)))
+        peer.feed(peer.message(1, some), peer.message(1, response(final=True, error="no")))
+        peer.feed(peer.message(1, response(final=True, outputs=4)))
 
         assert (slot.ends, slot.parts) == (["", "no", ""], [(2, 2), (0, 1)])
 
@@ -66,9 +66,9 @@ def test_requests_of_a_slot_follow_each_other_on_one_stream() -> None:
         channel.send(REQUEST, slot)
         peer = server.peer
         opened, first = peer.sent()
-        peer.feed(peer.begun(1), peer.said(1, response(final=True)))
+        peer.feed(peer.begun(1), peer.message(1, response(final=True)))
         (second,) = peer.sent()
-        peer.feed(peer.said(1, response(final=True)))
+        peer.feed(peer.message(1, response(final=True)))
 
         assert (opened.kind, opened.flags) == (frames.HEADERS, frames.END_HEADERS)
         assert [(each.stream, each.flags, each.payload) for each in (first, second)] == [(1, 0, REQUEST), (1, 0, NEXT)]
@@ -85,12 +85,12 @@ def test_concurrent_requests_have_their_own_streams_and_idle_streams_are_reused(
         channel.send(REQUEST, slots[0])
         channel.send(REQUEST, slots[1])
         assert peer.requests().keys() == {1, 3}
-        peer.feed(peer.begun(3), peer.said(3, response()))
+        peer.feed(peer.begun(3), peer.message(3, response()))
         channel.send(NEXT, slots[2])
         channel.send(NEXT, slots[3])
 
         assert peer.requests() == {3: NEXT, 5: NEXT}
-        peer.feed(peer.said(3, response()), peer.begun(5), peer.said(5, response()))
+        peer.feed(peer.message(3, response()), peer.begun(5), peer.message(5, response()))
         assert [slot.ends for slot in slots] == [[], [""], [""], [""]]
 
     run(scenario)
@@ -102,9 +102,9 @@ def test_a_decoupled_request_ends_with_its_final_response() -> None:
         channel = await server.open()
         channel.send(REQUEST, slot)
         peer = server.peer
-        peer.feed(peer.begun(1), *(peer.said(1, response(final=False, outputs=10)) for _ in range(3)))
+        peer.feed(peer.begun(1), *(peer.message(1, response(final=False, outputs=10)) for _ in range(3)))
         before = list(slot.ends)
-        peer.feed(peer.said(1, response(final=True)))
+        peer.feed(peer.message(1, response(final=True)))
 
         assert before == []
         assert slot.ends == [""]
@@ -130,7 +130,7 @@ def test_an_error_in_a_response_fails_its_request_and_unexpected_messages_are_dr
         channel = await server.open()
         channel.send(REQUEST, slot)
         peer = server.peer
-        peer.feed(peer.begun(1), *(peer.said(1, answer) for answer in answers))
+        peer.feed(peer.begun(1), *(peer.message(1, answer) for answer in answers))
 
         assert slot.ends == ends
         peer.sent()
@@ -174,8 +174,8 @@ def test_messages_are_assembled_however_frames_split_them(answers: list[tuple[in
         (lambda peer: peer.ended(1, "14", grpc_message="going"), "UNAVAILABLE: going"),
         (lambda peer: peer.ended(1), "UNKNOWN: the server ended the stream before its answer"),
         (lambda peer: frames.reset(1, frames.ErrorCode.CANCEL), "CANCELLED: the server reset the stream (CANCEL)"),
-        (lambda peer: peer.said(1, b"x", 1), "INTERNAL: a compressed message without a known grpc-encoding"),
-        (lambda peer: peer.said(1, b"x", 7), "INTERNAL: message with unknown flags 0x07"),
+        (lambda peer: peer.message(1, b"x", 1), "INTERNAL: a compressed message without a known grpc-encoding"),
+        (lambda peer: peer.message(1, b"x", 7), "INTERNAL: message with unknown flags 0x07"),
     ],
 )
 def test_a_stream_ended_by_the_server_is_an_error_and_the_next_request_opens_another(ended: object, error: str) -> None:
@@ -201,7 +201,7 @@ def test_the_end_of_an_idle_stream_is_not_an_error() -> None:
         channel = await server.open()
         channel.send(REQUEST, slot)
         peer = server.peer
-        peer.feed(peer.begun(1), peer.said(1, response()), peer.ended(1, "14"))
+        peer.feed(peer.begun(1), peer.message(1, response()), peer.ended(1, "14"))
         peer.sent()
         channel.send(NEXT, slot)
 
@@ -222,7 +222,7 @@ def test_goaway_ends_idle_streams_at_once_and_others_with_their_answers() -> Non
         for slot in slots:
             channel.send(REQUEST, slot)
         old = server.peer
-        old.feed(old.begun(1), old.said(1, response()))
+        old.feed(old.begun(1), old.message(1, response()))
         old.sent()
         old.feed(frames.goaway(3, frames.ErrorCode.NO_ERROR))
         assert _ends(old) == [1]
@@ -231,10 +231,10 @@ def test_goaway_ends_idle_streams_at_once_and_others_with_their_answers() -> Non
         assert new.requests() == {1: REQUEST}  # the third was not begun
         channel.send(NEXT, slots[0])
         assert new.requests() == {3: NEXT}
-        old.feed(old.begun(3), old.said(3, response()))
+        old.feed(old.begun(3), old.message(3, response()))
         assert _ends(old) == [3]
         old.feed(old.ended(1), old.ended(3))
-        new.feed(new.begun(1), new.said(1, response()), new.begun(3), new.said(3, response()))
+        new.feed(new.begun(1), new.message(1, response()), new.begun(3), new.message(3, response()))
 
         assert [slot.ends for slot in slots] == [["", ""], [""], [""]]
         assert old.transport.closed
@@ -262,7 +262,7 @@ def test_a_connection_with_only_idle_streams_may_close() -> None:
         server, slot = Server(CALL), FakeSlot()
         channel = await server.open()
         channel.send(REQUEST, slot)
-        server.peer.feed(server.peer.begun(1), server.peer.said(1, response()))
+        server.peer.feed(server.peer.begun(1), server.peer.message(1, response()))
         server.peer.transport.close()
         await turns()
         channel.send(NEXT, slot)

@@ -21,7 +21,7 @@ from penstock.perf.generator.reconnecting import Reconnector
 from penstock.perf.generator.recording import Recorder
 from penstock.perf.generator.tls import pem_key
 from penstock.perf.payloads.repeated import Repeated
-from tests.perf.generator.certificates import Certificates, made
+from tests.perf.generator.certificates import Certificates, make_certificates
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CLOSE = object()
@@ -90,15 +90,15 @@ async def serving(server: Server, path: str = "", tls: ssl.SSLContext | None = N
 
 
 def over_loopback(case: Callable[[Server, int], Awaitable[None]], *script: Sequence[Any]) -> None:
-    async def whole() -> None:
+    async def main() -> None:
         server = Server(script)
         async with serving(server) as port:
             await case(server, port)
 
-    uvloop.run(whole())
+    uvloop.run(main())
 
 
-async def asked(carrier: Any, request: bytes = b"POST / HTTP/1.1\r\n\r\n") -> str:
+async def outcome_of(carrier: Any, request: bytes = b"POST / HTTP/1.1\r\n\r\n") -> str:
     slot = Outcome()
     carrier.send(request, slot)
     return await slot.end
@@ -127,7 +127,7 @@ def test_a_connection_is_reused_for_the_next_request() -> None:
     async def case(server: Server, port: int) -> None:
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
-        outcomes = [await asked(carrier, b"%d" % number) for number in range(4)]
+        outcomes = [await outcome_of(carrier, b"%d" % number) for number in range(4)]
 
         assert outcomes == ["", "", "503: busy", ""]
         assert (server.requests, server.connections) == ([b"0", b"1", b"2", b"3"], 1)
@@ -140,7 +140,7 @@ def test_an_error_without_a_text_is_reported_by_its_status() -> None:
     async def case(server: Server, port: int) -> None:
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
-        assert await asked(carrier) == "302"
+        assert await outcome_of(carrier) == "302"
         carrier.close()
 
     over_loopback(case, [b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n"])
@@ -157,7 +157,7 @@ def test_a_page_of_a_proxy_is_not_an_answer_to_infer_whatever_its_status() -> No
     async def case(server: Server, port: int) -> None:
         carrier = await HttpOpener(Target("127.0.0.1", port, v2=True)).open(lambda reason: None)
 
-        outcomes = [await asked(carrier) for _ in range(7)]
+        outcomes = [await outcome_of(carrier) for _ in range(7)]
 
         wrong = "200, but neither JSON nor tensors: "
         assert outcomes == [wrong + "text/html", wrong + "text/html", "", "", "", "", "503: busy"]
@@ -165,8 +165,8 @@ def test_a_page_of_a_proxy_is_not_an_answer_to_infer_whatever_its_status() -> No
 
     json = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
     busy = b"HTTP/1.1 503 Busy\r\nContent-Type: text/plain\r\nContent-Length: 4\r\n\r\nbusy"
-    plain = json.replace(b"application/json", b"text/plain")
-    over_loopback(case, [HTML], [HTML], [json], [TENSORS], [OK], [plain], [busy])
+    plain_text = json.replace(b"application/json", b"text/plain")
+    over_loopback(case, [HTML], [HTML], [json], [TENSORS], [OK], [plain_text], [busy])
 
 
 def test_running_out_of_file_descriptors_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_large_answer_may_arrive_in_many_reads() -> None:
     async def case(server: Server, port: int) -> None:
         carrier = await HttpOpener(Target("localhost", port)).open(lambda reason: None)
 
-        assert [await asked(carrier), await asked(carrier), await asked(carrier)] == ["", "", ""]
+        assert [await outcome_of(carrier), await outcome_of(carrier), await outcome_of(carrier)] == ["", "", ""]
         carrier.close()
 
     big = [b"HTTP/1.1 200 OK\r\ncontent-length: 2000000\r\n\r\n", *[bytes(100_000)] * 20]
@@ -196,7 +196,7 @@ def test_an_error_as_long_as_a_good_answer_is_not_mistaken_for_it() -> None:
     async def case(server: Server, port: int) -> None:
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(lambda reason: None)
 
-        assert [await asked(carrier), await asked(carrier)] == ["", "500: ok"]
+        assert [await outcome_of(carrier), await outcome_of(carrier)] == ["", "500: ok"]
         carrier.close()
 
     over_loopback(case, [OK], [OK.replace(b"200 OK", b"500 No")])
@@ -208,7 +208,7 @@ def test_a_server_that_closes_after_an_answer_ends_the_connection_in_order() -> 
         outcomes = []
         for _ in range(3):
             carrier = await HttpOpener(Target("127.0.0.1", port)).open(ends.append)
-            outcomes.append(await asked(carrier))
+            outcomes.append(await outcome_of(carrier))
 
         assert (outcomes, ends) == (["", "", ""], ["", "", ""])
 
@@ -267,7 +267,7 @@ def test_a_request_without_its_answer_is_lost(script: list[Any], reason: str) ->
         ends: list[str] = []
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(ends.append)
 
-        assert await asked(carrier) == f"lost: {reason}"
+        assert await outcome_of(carrier) == f"lost: {reason}"
         assert ends == [reason]
 
     over_loopback(case, script)
@@ -278,7 +278,7 @@ def test_an_idle_connection_closed_by_the_server_ends_in_order() -> None:
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         carrier = await HttpOpener(Target("127.0.0.1", port)).open(ended.set_result)
 
-        assert await asked(carrier) == ""
+        assert await outcome_of(carrier) == ""
         assert await ended == ""
 
     over_loopback(case, [OK, CLOSE])
@@ -299,7 +299,7 @@ def test_a_host_beginning_with_a_slash_is_a_unix_socket(tmp_path: Path) -> None:
         server = Server([[OK]])
         async with serving(server, path=str(tmp_path / "s")):
             carrier = await HttpOpener(Target(str(tmp_path / "s"), 0)).open(lambda reason: None)
-            assert await asked(carrier) == ""
+            assert await outcome_of(carrier) == ""
             carrier.close()
 
     uvloop.run(case())
@@ -307,7 +307,7 @@ def test_a_host_beginning_with_a_slash_is_a_unix_socket(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return made(tmp_path_factory.mktemp("certificates"))
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def encrypted(certificates: Certificates, host: str, tls: Tls, *, mutual: bool = False) -> str:
@@ -321,7 +321,7 @@ def encrypted(certificates: Certificates, host: str, tls: Tls, *, mutual: bool =
             offered.load_verify_locations(certificates.certificate)
         async with serving(Server([[OK]]), tls=offered) as port:
             carrier = await HttpOpener(Target(host, port, tls)).open(lambda reason: None)
-            outcomes = await asked(carrier)
+            outcomes = await outcome_of(carrier)
             carrier.close()
             return outcomes
 

@@ -27,14 +27,14 @@ def answers(draw: st.DrawFn) -> tuple[bytes, int, bytes, bool]:
     close = draw(st.booleans())
     lines += [f"{draw(spelled('connection'))}:{draw(st.sampled_from(['', ' ']))}close"] * close
     if status in {204, 304}:
-        whole = b""
+        sent_body = b""
     elif draw(st.booleans()):
         lines.append(f"{draw(spelled('transfer-encoding'))}: {draw(st.sampled_from(['chunked', 'Chunked']))}")
-        whole = chunked(body, draw(st.integers(1, 300)), draw(st.sampled_from([b"", b";a=b"])))
+        sent_body = chunked(body, draw(st.integers(1, 300)), draw(st.sampled_from([b"", b";a=b"])))
     else:
         lines.append(f"{draw(spelled('content-length'))}: {len(body)}")
-        whole = body
-    return before + "\r\n".join(lines).encode() + b"\r\n\r\n" + whole, status, body, not close
+        sent_body = body
+    return before + "\r\n".join(lines).encode() + b"\r\n\r\n" + sent_body, status, body, not close
 
 
 EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
@@ -97,7 +97,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("data", "plain"),
+    ("data", "head_bytes"),
     [
         (HEAD + b"ok", len(HEAD)),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"ok", 0),
@@ -106,10 +106,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
     ],
     ids=["plain", "after another", "chunked", "no body"],
 )
-def test_only_an_answer_with_one_head_and_a_length_may_be_recognized_by_its_head(data: bytes, plain: int) -> None:
+def test_only_an_answer_with_one_head_and_a_length_may_be_recognized_by_its_head(data: bytes, head_bytes: int) -> None:
     answer = Answer()
 
-    assert (answer.feed(data), answer.plain_bytes) == (b"", plain)
+    assert (answer.feed(data), answer.plain_bytes) == (b"", head_bytes)
 
 
 def test_a_large_body_is_not_kept() -> None:

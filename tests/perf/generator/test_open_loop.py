@@ -210,14 +210,14 @@ def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is_sent(monk
         await loop.ready(Load(intervals_us=(0.0, 0.0, much_later_us), requests=3, connections=1))
         start_ns = time.monotonic_ns()
         loop.start(start_ns)
-        assert (len(wires.sent), bell.said) == (1, ["silent"])  # one more is due, and no place is free
+        assert (len(wires.sent), bell.messages) == (1, ["silent"])  # one more is due, and no place is free
         wires.opened[0].answer()
-        assert (len(wires.sent), bell.said[1:]) == (2, [f"set {start_ns + int(much_later_us * 1e3)}"])
+        assert (len(wires.sent), bell.messages[1:]) == (2, [f"set {start_ns + int(much_later_us * 1e3)}"])
         loop.close()
 
-        bell.said.clear()
+        bell.messages.clear()
         loop = await started_loop(context(wires), Load(rate_per_s=RATE, requests=1))
-        assert bell.said == ["silent"]
+        assert bell.messages == ["silent"]
         loop.close()
 
     run(case)

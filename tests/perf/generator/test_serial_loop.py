@@ -85,7 +85,7 @@ def test_the_alarm_is_silent_once_all_is_sent(monkeypatch: pytest.MonkeyPatch) -
 
     async def case(wires: Wires) -> None:
         loop = await started_loop(context(wires), load(2))
-        assert bell.said == ["silent"]
+        assert bell.messages == ["silent"]
         loop.close()
 
     run(case)

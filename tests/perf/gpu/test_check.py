@@ -25,7 +25,7 @@ def parts_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUT", raising=False)
 
 
-def kept(folder: Path) -> list[str]:
+def part_names(folder: Path) -> list[str]:
     lines = (folder / parts.ROWS).read_text("utf-8").splitlines()
     return [row.part for row in map(parse_row, lines) if row is not None]
 
@@ -41,8 +41,8 @@ def test_rows_table_and_figures_are_written(tmp_path: Path, capsys: pytest.Captu
     table = (tmp_path / "gpu_check.md").read_text("utf-8")
 
     assert status == 1
-    assert kept(tmp_path) == [part.name for part in parts.PARTS]
-    assert [row["part"] for row in document["rows"]] == kept(tmp_path)
+    assert part_names(tmp_path) == [part.name for part in parts.PARTS]
+    assert [row["part"] for row in document["rows"]] == part_names(tmp_path)
     assert table in capsys.readouterr().out
 
 
@@ -58,7 +58,7 @@ def test_rerunning_a_part_keeps_the_rows_of_the_others(tmp_path: Path) -> None:
     check("--folder", str(tmp_path), "--only", "machine", "engine")
     check("--folder", str(tmp_path), "--only", "engine")
 
-    assert kept(tmp_path) == ["machine", "engine"]
+    assert part_names(tmp_path) == ["machine", "engine"]
 
 
 @pytest.mark.usefixtures("parts_found")
@@ -91,9 +91,9 @@ def test_the_engine_rate_is_compared_with_the_offline_rate(tmp_path: Path, monke
     variant = context.variant("cnn", "fp16")
     monkeypatch.setattr(CheckContext, "measured", lambda self: (("cnn", "fp16"),))
     offline_row = Row("offline", best_rate(variant), 10.0)
-    rate, ratio, plain = engine.report(CheckContext("cpu", tmp_path, quick=True, earlier=(offline_row,)))
+    rate, ratio, row = engine.report(CheckContext("cpu", tmp_path, quick=True, earlier=(offline_row,)))
 
     assert isinstance(rate.value, float)
     assert ratio.value == pytest.approx(rate.value / 10)
     assert ratio.held is None  # of a stand-in no speed is wanted
-    assert "times that" in plain.note
+    assert "times that" in row.note

@@ -58,9 +58,9 @@ def packed() -> tuple[bytes, bytes]:
 
 
 def test_parts_uploaded_one_by_one_are_joined(machine: Machine) -> None:
-    whole, total = packed()
-    machine.bring(1, piece1=whole[:50], count=b"2\n", sum=total)
-    machine.bring(2, piece2=whole[50:])
+    archive, total = packed()
+    machine.bring(1, piece1=archive[:50], count=b"2\n", sum=total)
+    machine.bring(2, piece2=archive[50:])
     ended = machine.run("assemble")
     site = machine.place / "site"
     (distribution,) = importlib.metadata.distributions(path=[str(site)])
@@ -72,8 +72,8 @@ def test_parts_uploaded_one_by_one_are_joined(machine: Machine) -> None:
 
 
 def test_a_missing_part_is_named(machine: Machine) -> None:
-    whole, total = packed()
-    machine.bring(1, piece1=whole[:50], count=b"2\n", sum=total)
+    archive, total = packed()
+    machine.bring(1, piece1=archive[:50], count=b"2\n", sum=total)
     ended = machine.run("assemble")
 
     assert ended.returncode == 1
@@ -81,8 +81,8 @@ def test_a_missing_part_is_named(machine: Machine) -> None:
 
 
 def test_a_corrupted_part_is_detected(machine: Machine) -> None:
-    whole, total = packed()
-    machine.bring(1, piece1=whole[:-1], count=b"1\n", sum=total)
+    archive, total = packed()
+    machine.bring(1, piece1=archive[:-1], count=b"1\n", sum=total)
 
     assert machine.run("assemble").returncode != 0
     assert not list((machine.place / "site").iterdir())

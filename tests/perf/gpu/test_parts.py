@@ -94,8 +94,8 @@ def test_a_process_that_fails_becomes_a_row_with_the_end_of_its_log(tmp_path: Pa
 
 def test_a_process_that_hangs_is_ended_and_its_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = program("import time", f"print({_FOUND.line()!r}, flush=True)", "time.sleep(60)")
-    left = iter((20.0, 20.0, 0.0))  # to begin, for the first line, and for the next
-    monkeypatch.setattr(CheckContext, "remaining_s", lambda self: next(left))
+    remaining = iter((20.0, 20.0, 0.0))  # to begin, for the first line, and for the next
+    monkeypatch.setattr(CheckContext, "remaining_s", lambda self: next(remaining))
 
     first, last = parts.in_process("machine", context(tmp_path), lines)
 
@@ -117,21 +117,21 @@ def test_a_gpu_that_does_not_work_ends_the_check(
         yield Row(name, "CUDA runtime", "none", held=False)
 
     monkeypatch.setattr(parts, "in_process", in_process)
-    seen: list[Row] = []
+    rows_reported: list[Row] = []
 
-    rows = parts.run_all(PARTS[:2], CheckContext(device, tmp_path, end_s=1.0), seen.append, 0.0)
+    rows = parts.run_all(PARTS[:2], CheckContext(device, tmp_path, end_s=1.0), rows_reported.append, 0.0)
 
     assert [row.part for row in rows] == expected
-    assert seen == rows
+    assert rows_reported == rows
 
 
 def test_a_context_passes_to_another_process_with_the_earlier_rows(tmp_path: Path) -> None:
     sent = context(tmp_path)
     (tmp_path / parts.ROWS).write_text(f"{_FOUND.line()}\nnoise\n", "utf-8")
     (words,) = sent.words()
-    got = from_arguments(words, tmp_path / parts.ROWS)
+    passed = from_arguments(words, tmp_path / parts.ROWS)
 
-    assert (got.device, got.folder, got.quick, got.end_s) == ("cpu", tmp_path, True, sent.end_s)
-    assert got.figure_of("GPUs") == 1
-    assert got.figure_of("anything else") is None
+    assert (passed.device, passed.folder, passed.quick, passed.end_s) == ("cpu", tmp_path, True, sent.end_s)
+    assert passed.figure_of("GPUs") == 1
+    assert passed.figure_of("anything else") is None
     assert json.loads(words)["device"] == "cpu"

@@ -18,12 +18,12 @@ def test_the_first_run_of_each_size_is_compared_with_the_median_of_later_ones(
     monkeypatch.setattr(sizes, "_took_ms", lambda binding, feed, rows: next(took[rows]))
     monkeypatch.setattr(sizes, "SETTINGS", (("encoder", ""),))
     took[13] = iter((130.0, 1.0, 1.0, 1.0, 7.0))
-    *each, whole, again = sizes.report(CheckContext("cpu", tmp_path, quick=True))
+    *each, total, again = sizes.report(CheckContext("cpu", tmp_path, quick=True))
 
     assert [row.value for row in each] == [10.0 * rows for rows in SIZES]
     assert each[0].note == "then 3.00 ms: 10.0 times"
-    assert whole.value == 10.0 * sum(SIZES)
-    assert whole.note == "10 sizes; at worst 130 times a later run, at 13 rows"
+    assert total.value == 10.0 * sum(SIZES)
+    assert total.note == "10 sizes; at worst 130 times a later run, at 13 rows"
     assert again.value == 7.0 * len(SIZES)
 
 

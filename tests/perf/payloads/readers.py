@@ -29,7 +29,7 @@ class Http:
     path: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    whole: int = 0
+    complete_count: int = 0
 
     def on_url(self, url: bytes) -> None:
         self.path += url.decode()
@@ -42,7 +42,7 @@ class Http:
         self.body += body
 
     def on_message_complete(self) -> None:
-        self.whole += 1
+        self.complete_count += 1
 
     @property
     def json_bytes(self) -> int:
@@ -54,7 +54,7 @@ def http(request: bytes) -> Http:
     parsed = Http()
     parser = httptools.HttpRequestParser(parsed)
     parser.feed_data(request)
-    assert (parsed.whole, parser.get_method()) == (1, b"POST")
+    assert (parsed.complete_count, parser.get_method()) == (1, b"POST")
     return parsed
 
 

@@ -40,7 +40,7 @@ def signature_of(model: ModelDescription) -> Signature:
 
 
 @st.composite
-def asked(draw: st.DrawFn, *, json: bool = False) -> tuple[ModelDescription, Step]:
+def requested(draw: st.DrawFn, *, json: bool = False) -> tuple[ModelDescription, Step]:
     """Draw a model and one request for it; `json`: one that JSON can carry."""
     names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
     datatypes = [name for name in DATATYPES if not json or name not in ("FP16", "BF16")]

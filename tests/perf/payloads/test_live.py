@@ -48,7 +48,7 @@ def control(live: Live) -> HttpControl:
     return HttpControl(Target("127.0.0.1", live.http_port), {})
 
 
-def asked(target: Target, requests: list[bytes]) -> list[dict[str, bytes]]:
+def answers_to(target: Target, requests: list[bytes]) -> list[dict[str, bytes]]:
     """Send requests one after another, and give the raw outputs of each answer."""
     if target.grpc is not None:
         with grpc.insecure_channel(f"{target.host}:{target.port}") as channel:
@@ -91,7 +91,7 @@ def model(live: Live, name: str) -> ModelDescription:
 def test_strings_return_as_they_were_sent(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (2,)}, string="hé", batch=2)
     with prepare_payloads(model(live, "words"), words, target, control(live)) as prepared:
-        (answer,) = asked(target, [next(prepared.payloads.stream(0))])
+        (answer,) = answers_to(target, [next(prepared.payloads.stream(0))])
 
     assert answer["y"] == b"\3\0\0\0h\xc3\xa9" * 4
 
@@ -104,18 +104,18 @@ def test_sequences_keep_separate_state_and_end(live: Live, target: Target, tmp_p
     with prepare_payloads(sums, Input(source=(str(path),)), target, control(live), slots=2) as prepared:
         one, two = prepared.payloads.stream(0), prepared.payloads.stream(1)
         turns = [next(stream) for stream in itertools.islice(itertools.cycle((one, two)), 8)]
-        left = [each for each in (prepared.payloads.ending(0), prepared.payloads.ending(1)) if each is not None]
-        answers = asked(target, turns + left)
+        endings = [each for each in (prepared.payloads.ending(0), prepared.payloads.ending(1)) if each is not None]
+        answers = answers_to(target, turns + endings)
 
-    got = [float(np.frombuffer(each["y"], np.float32)[0]) for each in answers]
-    assert got == [1, 10, 3, 30, 10, 60, 30, 1, 60, 3]
+    results = [float(np.frombuffer(each["y"], np.float32)[0]) for each in answers]
+    assert results == [1, 10, 3, 30, 10, 60, 30, 1, 60, 3]
 
 
 def test_tensors_are_placed_in_shared_memory(live: Live, target: Target) -> None:
     words = Input(shapes={"x": (1,)}, string="abc", shared_memory="system", output_shared_memory_bytes=16)
     with prepare_payloads(model(live, "words"), words, target, control(live)) as prepared:
         request = next(prepared.payloads.stream(0))
-        asked(target, [request])
+        answers_to(target, [request])
         region = Path("/dev/shm", named(target, request))
         assert region.read_bytes()[:7] == b"\3\0\0\0abc"
 

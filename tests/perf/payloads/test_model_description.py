@@ -17,14 +17,14 @@ class Server:
 
     def __init__(self, configs: dict[str, dict[str, Any]], **metadata: Any) -> None:
         self.configs = configs
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self._metadata = metadata
 
     def metadata(self, model: str, version: str) -> dict[str, Any]:
         return {"name": model, "platform": "p", "inputs": [IMAGE], "outputs": [WORD], **self._metadata}
 
     def config(self, model: str, version: str) -> dict[str, Any]:
-        self.asked.append((model, version))
+        self.requests.append((model, version))
         return self.configs.get(model, {})
 
 
@@ -85,10 +85,10 @@ def test_a_model_may_be_decoupled_and_cached() -> None:
     description = describe_model(
         configured(model_transaction_policy={"decoupled": True}, response_cache={"enable": True}), "m"
     )
-    plain = describe_model(configured(model_transaction_policy={"decoupled": False}, response_cache=None), "m")
+    undecoupled = describe_model(configured(model_transaction_policy={"decoupled": False}, response_cache=None), "m")
 
     assert (description.decoupled, description.response_cache) == (True, True)
-    assert (plain.decoupled, plain.response_cache) == (False, False)
+    assert (undecoupled.decoupled, undecoupled.response_cache) == (False, False)
 
 
 def test_the_configuration_marks_shape_tensors_and_optional_inputs() -> None:

@@ -221,8 +221,8 @@ def test_device_memory_has_the_same_bytes_and_is_freed_with_its_block(device: Fa
             True
         ] * 3
 
-    with prepare_payloads(MODEL, Input(batch=2, seed=7), HTTP, server) as plain:
-        assert bytes(values) in requests(plain, 1)[0]
+    with prepare_payloads(MODEL, Input(batch=2, seed=7), HTTP, server) as without_memory:
+        assert bytes(values) in requests(without_memory, 1)[0]
     assert server.sizes == {}
     assert device.alive["device"] == 0
 

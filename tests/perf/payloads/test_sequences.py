@@ -30,7 +30,7 @@ class Plain:
         return lambda identity, mark: b"%b %b %d" % (identity, step[0].name.encode(), mark)
 
 
-def said(request: bytes) -> SentRequest:
+def parse_request(request: bytes) -> SentRequest:
     identity, step, mark = request.decode().split()
     return int(identity), step, int(mark)
 
@@ -44,7 +44,7 @@ def sequences(*streams: tuple[Step, ...], lengths: Lengths, shared: Ids | None =
 
 
 def take(generated: Sequences, slot: int, count: int) -> list[SentRequest]:
-    return [said(request) for request in itertools.islice(generated.stream(slot), count)]
+    return [parse_request(request) for request in itertools.islice(generated.stream(slot), count)]
 
 
 def test_a_sequence_begins_continues_and_ends_and_the_next_has_another_id() -> None:
@@ -130,7 +130,7 @@ def test_an_open_sequence_is_ended_once() -> None:
     ended = generated.ending(0)
 
     assert ended is not None
-    assert said(ended) == (1, "c", LAST)
+    assert parse_request(ended) == (1, "c", LAST)
     assert generated.ending(0) is None
     assert take(generated, 0, 1) == [(9, "a", FIRST)]
 

@@ -17,7 +17,7 @@ from penstock.perf.payloads.writing import FIRST, LAST, Call, Parameter, Request
 from penstock.perf.profiling.model import ModelDescription
 from penstock.server.v2.call_parameters import BINARY, Options
 from tests.perf.payloads.readers import http, message, over_grpc, over_http, sent_again
-from tests.perf.payloads.strategies import IDS, PARAMETERS, asked
+from tests.perf.payloads.strategies import IDS, PARAMETERS, requested
 
 TARGET = Target("host", 80)
 CALL = Call("m", "", (RequestedOutput("y"),))
@@ -39,7 +39,7 @@ def same_parameters(options: Options, parameters: tuple[Parameter, ...]) -> bool
 
 
 @settings(max_examples=50)
-@given(asked(), PARAMETERS)
+@given(requested(), PARAMETERS)
 def test_a_binary_request_contains_what_was_specified(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_binary_request_contains_what_was_specified(
 
 
 @settings(max_examples=50)
-@given(asked(json=True), PARAMETERS)
+@given(requested(json=True), PARAMETERS)
 def test_a_json_request_contains_what_was_specified(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_json_request_contains_what_was_specified(
 
 
 @settings(max_examples=50)
-@given(asked(), PARAMETERS)
+@given(requested(), PARAMETERS)
 def test_a_grpc_request_contains_what_was_specified(
     drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_grpc_request_contains_what_was_specified(
 
 
 @settings(max_examples=50)
-@given(asked(), IDS, st.integers(0, 3), PARAMETERS, st.booleans())
+@given(requested(), IDS, st.integers(0, 3), PARAMETERS, st.booleans())
 def test_a_request_of_a_sequence_has_its_id_and_position(
     drawn: tuple[ModelDescription, Step], number: int, mark: int, parameters: tuple[Parameter, ...], grpc: bool
 ) -> None:

@@ -118,7 +118,7 @@ class StandInRound:
     """All servers and the generator of a run, that only write down what is done with them."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.calls: list[str] = []
         self.dies: set[str] = set()
         self._name = ""
 
@@ -126,9 +126,9 @@ class StandInRound:
     def served(self, peer: Any, environment: Any, model: Any, *, keep: bool) -> Iterator[Any]:
         if peer.name in self.dies:
             raise StartError("it ended")
-        self.seen.append(f"start {peer.name}")
-        yield StandInServer(peer, self.seen)
-        self.seen.append(f"end {peer.name}")
+        self.calls.append(f"start {peer.name}")
+        yield StandInServer(peer, self.calls)
+        self.calls.append(f"end {peer.name}")
 
     @contextlib.contextmanager
     def fleet(self, target: str, payloads: Any) -> Iterator[Any]:
@@ -138,7 +138,7 @@ class StandInRound:
         yield self
 
     def start_load(self, load: Load) -> None:
-        self.seen.append(f"{self._name} {load.concurrency}")
+        self.calls.append(f"{self._name} {load.concurrency}")
 
     def take(self) -> Window:
         return window(1, 2)
@@ -161,7 +161,7 @@ class StandInServer:
     def __init__(self, peer: Any, calls: list[str]) -> None:
         self.peer = peer
         self.tree = self
-        self._seen = calls
+        self._calls = calls
 
     def target(self, wire: Wire) -> str:
         return f"{self.peer.name}"
@@ -170,10 +170,10 @@ class StandInServer:
         return row.ravel()
 
     def suspend(self) -> None:
-        self._seen.append(f"{self.peer.name} sleeps")
+        self._calls.append(f"{self.peer.name} sleeps")
 
     def resume(self) -> None:
-        self._seen.append(f"{self.peer.name} wakes")
+        self._calls.append(f"{self.peer.name} wakes")
 
     def cpu_s(self) -> float:
         return 0.0
@@ -188,15 +188,15 @@ class StandInServer:
         return True
 
     def terminate(self) -> None:
-        self._seen.append(f"{self.peer.name} leaves")
+        self._calls.append(f"{self.peer.name} leaves")
 
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> StandInRound:
-    stage_made = StandInRound()
-    monkeypatch.setattr(rounds, "served", stage_made.served)
-    monkeypatch.setattr(rounds, "fleet", stage_made.fleet)
-    return stage_made
+    new_stage = StandInRound()
+    monkeypatch.setattr(rounds, "served", new_stage.served)
+    monkeypatch.setattr(rounds, "fleet", new_stage.fleet)
+    return new_stage
 
 
 def measured(*names: str, **more: Any) -> Results:
@@ -211,14 +211,14 @@ def measured(*names: str, **more: Any) -> Results:
 def test_peers_take_turns_and_are_suspended_in_between(stage: StandInRound) -> None:
     results_found = measured("penstock", "mosec")
 
-    assert [line for line in stage.seen if "8" in line or "1" in line] == [
+    assert [line for line in stage.calls if "8" in line or "1" in line] == [
         "penstock 8", "mosec 8",  # the warm-up
         "mosec 1", "mosec 8", "penstock 1", "penstock 8",
         "penstock 1", "penstock 8", "mosec 1", "mosec 8",
     ]  # fmt: skip
-    assert stage.seen[:4] == ["start penstock", "penstock sleeps", "start mosec", "mosec sleeps"]
-    assert stage.seen[4:7] == ["penstock wakes", "penstock 8", "penstock sleeps"]
-    assert stage.seen[-4:] == ["penstock leaves", "mosec leaves", "end mosec", "end penstock"]
+    assert stage.calls[:4] == ["start penstock", "penstock sleeps", "start mosec", "mosec sleeps"]
+    assert stage.calls[4:7] == ["penstock wakes", "penstock 8", "penstock sleeps"]
+    assert stage.calls[-4:] == ["penstock leaves", "mosec leaves", "end mosec", "end penstock"]
     assert [(cell.peer, cell.concurrency, len(cell.samples)) for cell in results_found.cells] == [
         ("penstock", 1, 2), ("penstock", 8, 2), ("mosec", 1, 2), ("mosec", 8, 2),
     ]  # fmt: skip
@@ -240,7 +240,7 @@ def test_a_peer_that_learns_is_restarted_for_each_turn(stage: StandInRound) -> N
     measured("bentoml")
 
     turn = ["start bentoml", "bentoml 1", "bentoml 1", "bentoml 8", "end bentoml"]
-    assert stage.seen == ["start bentoml", "bentoml sleeps", "end bentoml", *turn, *turn]
+    assert stage.calls == ["start bentoml", "bentoml sleeps", "end bentoml", *turn, *turn]
 
 
 def test_a_peer_that_does_not_start_is_reported_and_the_others_are_measured(stage: StandInRound) -> None:
@@ -255,7 +255,7 @@ def test_a_peer_that_dies_during_a_round_has_an_error_and_no_average(stage: Stan
     real = stage.start_load
 
     def go(load: Load) -> None:
-        if len(stage.seen) > 8:
+        if len(stage.calls) > 8:
             raise FleetError("the server closed the connection")
         real(load)
 
@@ -280,4 +280,4 @@ def test_a_wire_with_a_wrong_answer_is_not_loaded(stage: StandInRound, monkeypat
     results_found = measured("penstock")
 
     assert {cell.error for cell in results_found.cells} == {"the answer is 1 apart from the offline one"}
-    assert not [line for line in stage.seen if line == "penstock wakes"]
+    assert not [line for line in stage.calls if line == "penstock wakes"]

@@ -24,10 +24,10 @@ def failed(peer: str, error: str) -> Cell:
 
 
 def run(*cells: Cell, **more: object) -> Results:
-    results_made = Results("2026-11-23 05:00 UTC", "penstock perf peers", 3, 1.5, cells=list(cells))
+    results = Results("2026-11-23 05:00 UTC", "penstock perf peers", 3, 1.5, cells=list(cells))
     for name, value in more.items():
-        setattr(results_made, name, value)
-    return results_made
+        setattr(results, name, value)
+    return results
 
 
 def test_figures_are_medians_of_the_rounds() -> None:

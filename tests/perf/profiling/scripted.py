@@ -20,10 +20,10 @@ def window(latencies_us: Sequence[float], begin_s: float = 0, **more: object) ->
     begin_ns = int(begin_s * SECOND_NS)
     count = len(latencies_us)
     ends = begin_ns + (np.arange(1, count + 1, dtype=np.int64) * SECOND_NS) // max(count, 1)
-    window_made = Window(begin_ns, begin_ns + SECOND_NS, ends - (np.array(latencies_us) * 1e3).astype(np.int64), ends)
+    new_window = Window(begin_ns, begin_ns + SECOND_NS, ends - (np.array(latencies_us) * 1e3).astype(np.int64), ends)
     for name, value in more.items():
-        setattr(window_made, name, value)
-    return window_made
+        setattr(new_window, name, value)
+    return new_window
 
 
 class Scripted:
@@ -64,10 +64,10 @@ def level(value: float, per_s: float, mean_us: float = 100.5, **more: object) ->
     names = ("mean", "p50", "p75", "p90", "p95", "p97", "p99", "p99.9", "min", "max")
     latency = dict.fromkeys(names, mean_us) | {"std": 1.0}
     client = Client(300, 300, 3.0, per_s, per_s, latency, "", cpu_us_per_request=10.0, cores=0.1)
-    level_made = Level(Offered("concurrency", value), True, client, 3, [client] * 3)
+    new_level = Level(Offered("concurrency", value), True, client, 3, [client] * 3)
     for name, each in more.items():
-        setattr(level_made, name, each)
-    return level_made
+        setattr(new_level, name, each)
+    return new_level
 
 
 def served(**more: object) -> ServerSide:

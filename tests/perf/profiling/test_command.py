@@ -17,9 +17,9 @@ from penstock.perf.reports.document import Document
 from tests.perf.profiling.scripted import document, level
 
 
-def run_of(monkeypatch: pytest.MonkeyPatch, document_made: Document) -> None:
+def run_of(monkeypatch: pytest.MonkeyPatch, document: Document) -> None:
     def profile(options: Options, listener: Listener) -> Document:
-        return document_made
+        return document
 
     monkeypatch.setattr(command, "profile", profile)
 
@@ -62,7 +62,7 @@ def test_a_missing_extra_is_reported_before_the_run(
 
 
 @pytest.mark.parametrize(
-    ("document_made", "status"),
+    ("document", "status"),
     [
         (document(level(1, 10)), 0),
         (document(level(1, 10), level(2, 10, stable=False, ended=UNSTABLE)), 0),
@@ -73,12 +73,12 @@ def test_a_missing_extra_is_reported_before_the_run(
     ],
 )
 def test_the_exit_status_is_that_of_perf_analyzer_except_after_an_interrupt(
-    monkeypatch: pytest.MonkeyPatch, document_made: Document, status: int
+    monkeypatch: pytest.MonkeyPatch, document: Document, status: int
 ) -> None:
-    last = document_made.levels[-1].ended
-    document_made.interrupted = last == "interrupted"
-    document_made.failed = last if not document_made.levels[-1].settled else ""
-    run_of(monkeypatch, document_made)
+    last = document.levels[-1].ended
+    document.interrupted = last == "interrupted"
+    document.failed = last if not document.levels[-1].settled else ""
+    run_of(monkeypatch, document)
 
     assert command.main(["-m", "iris"]) == status
 

@@ -136,10 +136,10 @@ def test_a_restricted_protocol_is_unavailable_without_its_header(tmp_path: Path)
     with live_server(tmp_path, loaders=loaders, grpc_restricted_protocol=("model-config,statistics:k=v",)) as live:
         header = ("triton-grpc-protocol-k", "v")
         anybody = control_for(Target("127.0.0.1", live.grpc_port, grpc=GRPC))
-        told_twice = Target("127.0.0.1", live.grpc_port, grpc=GrpcCall("", (header,)))
+        target = Target("127.0.0.1", live.grpc_port, grpc=GrpcCall("", (header,)))
 
         assert (anybody.config(NAME), anybody.statistics(NAME)) == ({}, [])
-        assert control_for(told_twice, dict([header])).config(NAME)["name"] == NAME
+        assert control_for(target, dict([header])).config(NAME)["name"] == NAME
 
 
 def test_an_unreachable_server_is_an_error_and_not_ready() -> None:
@@ -183,7 +183,7 @@ class Scripted:
 
     port: int
     answers: dict[str, tuple[int, str]]
-    asked: list[tuple[str, str, dict[str, str], str]] = field(default_factory=list)
+    requests: list[tuple[str, str, dict[str, str], str]] = field(default_factory=list)
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def scripted(answers: dict[str, tuple[int, str]], tls: ssl.SSLContext | None = N
     class Answering(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            stand_in.asked.append((self.command, self.path, dict(self.headers), body))
+            stand_in.requests.append((self.command, self.path, dict(self.headers), body))
             status, text = stand_in.answers.get(self.path, (404, "Not Found"))
             self.send_response(status)
             self.end_headers()
@@ -229,7 +229,7 @@ def test_a_server_without_the_extensions_of_triton_returns_empty_results() -> No
         assert control.ready("m")
         server.answers["/v2/models/a%2Fb%3F/versions/1%20"] = (200, "{}")
         assert control.metadata("a/b?", "1 ") == {}
-        assert {headers["Authorization"] for _, _, headers, _ in server.asked} == {"Bearer x"}
+        assert {headers["Authorization"] for _, _, headers, _ in server.requests} == {"Bearer x"}
 
 
 @pytest.mark.parametrize("text", ["", "<html>", "null", '"text"', "[[]]"])

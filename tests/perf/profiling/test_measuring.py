@@ -236,10 +236,10 @@ def test_lateness_is_reported_only_for_an_open_loop() -> None:
 
 def test_the_figures_of_a_window_follow_from_its_answers_and_its_time() -> None:
     ends = np.arange(1, 102) * 1_000_000
-    window_seen = Window(0, 2_000_000_000, ends - 500_000, ends, np.arange(101) * 1000, cpu_s=0.5)
-    window_seen.starts_ns[0] -= 101_000
+    window = Window(0, 2_000_000_000, ends - 500_000, ends, np.arange(101) * 1000, cpu_s=0.5)
+    window.starts_ns[0] -= 101_000
 
-    figures = measuring.client(window_seen, rows=4)
+    figures = measuring.client(window, rows=4)
 
     assert (figures.requests, figures.rows, figures.requests_per_s, figures.rows_per_s) == (101, 404, 50.5, 202.0)
     assert figures.cpu_us_per_request == pytest.approx(0.5e6 / 101)

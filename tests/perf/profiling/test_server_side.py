@@ -157,10 +157,10 @@ def test_requests_that_all_failed_are_reported_as_failures() -> None:
     ids=["empty", "absent", "one answer", "first missing", "no request", "restarted", "and caught up", "loaded again"],
 )
 def test_inconsistent_statistics_give_a_reason_instead_of_a_guess(answers: list[dict[str, Any]], reason: str) -> None:
-    side, given_answers = statistics_between(answers, "m")
+    side, message = statistics_between(answers, "m")
 
     assert side is None
-    assert reason in given_answers
+    assert reason in message
 
 
 def test_a_version_that_was_unloaded_is_reported() -> None:
@@ -243,8 +243,8 @@ entries = st.builds(
 
 
 @given(st.lists(entries, min_size=2, max_size=4))
-def test_no_figure_is_ever_negative(given_answers: list[dict[str, Any]]) -> None:
-    side, reason = statistics_between([{"m": [entry]} for entry in given_answers], "m")
+def test_no_figure_is_ever_negative(entries: list[dict[str, Any]]) -> None:
+    side, reason = statistics_between([{"m": [entry]} for entry in entries], "m")
 
     assert side is not None or reason
     if side is not None:
@@ -276,7 +276,7 @@ def test_consecutive_windows_add_up_to_the_whole(growth: list[int]) -> None:
     totals = [sum(growth[: end + 1]) + 1 for end in range(len(growth))]
     answers = [{"m": [served(total)]} for total in totals]
 
-    whole, _ = statistics_between(answers, "m")
+    whole_statistics, _ = statistics_between(answers, "m")
     parts = [statistics_between([before, after], "m")[0] for before, after in pairwise(answers)]
 
-    assert (whole.requests if whole else 0) == sum(part.requests for part in parts if part)
+    assert (whole_statistics.requests if whole_statistics else 0) == sum(part.requests for part in parts if part)

@@ -34,7 +34,7 @@ class Opened:
     complaints: list[str] = field(default_factory=list)
     loaded: bool = False
 
-    def seen(self, event: dict[str, Any]) -> None:
+    def record(self, event: dict[str, Any]) -> None:
         event_params = event["params"]
         match event["method"]:
             case "Page.loadEventFired":
@@ -64,7 +64,7 @@ class Browser:
 
     def __init__(self, program: str, profile: Path) -> None:
         theirs, self._orders = os.pipe()
-        self._told, back = os.pipe()
+        self._write_end, back = os.pipe()
         words = [
             program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
             "--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank",
@@ -109,19 +109,19 @@ class Browser:
         return dict(answer["result"])
 
     def _read(self, until: float) -> None:
-        ready, _, _ = select.select([self._told], [], [], max(until - monotonic(), 0))
-        got = os.read(self._told, 1 << 16) if ready else b""
-        if not got:
+        ready, _, _ = select.select([self._write_end], [], [], max(until - monotonic(), 0))
+        received = os.read(self._write_end, 1 << 16) if ready else b""
+        if not received:
             raise TimeoutError("the browser says nothing")
-        *whole, self._rest = (self._rest + got).split(b"\0")
-        for each in map(json.loads, whole):
+        *messages, self._rest = (self._rest + received).split(b"\0")
+        for each in map(json.loads, messages):
             if "id" in each:
                 self._answers[each["id"]] = each
             elif page := self._pages.get(each.get("sessionId", "")):
-                page.seen(each)
+                page.record(each)
 
     def close(self) -> None:
         os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._orders)
-        os.close(self._told)
+        os.close(self._write_end)

@@ -54,8 +54,8 @@ def level(concurrency: int, seed: int = 0, speed: float = 1.0, server: bool = Tr
     settled = embed_figures.gamma(9, mean / 9, int(per_s * 0.9)) * np.where(
         embed_figures.random(int(per_s * 0.9)) < 0.006, 3.2, 1.0
     )
-    whole = client(settled, 0.9)
-    waited = max(whole.latency_us["mean"] - infer - 180, 20.0)
+    whole_client = client(settled, 0.9)
+    waited = max(whole_client.latency_us["mean"] - infer - 180, 20.0)
     sampled = len(windows) * 2
     samples = Samples([0.5 * (at + 1) for at in range(sampled)])
     busy = min(per_s * infer / rows / 1e6, 0.99)
@@ -70,10 +70,10 @@ def level(concurrency: int, seed: int = 0, speed: float = 1.0, server: bool = Tr
     return Level(
         Offered("concurrency", concurrency),
         True,
-        whole,
+        whole_client,
         3,
         windows,
-        _side(whole, rows, infer, waited) if server else None,
+        _side(whole_client, rows, infer, waited) if server else None,
         samples if server else None,
         server_cpu_s_per_1000=0.041 - 0.0006 * rows if server else None,
         server_rss_bytes=8.3e8 if server else None,
@@ -89,10 +89,10 @@ def _around(
 
 def _side(client: Client, rows: float, infer_us: float, queue_us: float) -> ServerSide:
     executions = int(client.rows / rows)
-    whole = int(rows)
+    row_count = int(rows)
     few, most = int(executions * 0.12), int(executions * 0.7)
-    batches = {str(max(whole // 2, 1)): few, str(max(whole - 1, 1)): executions - few - most}
-    batches[str(whole)] = batches.get(str(whole), 0) + most
+    batches = {str(max(row_count // 2, 1)): few, str(max(row_count - 1, 1)): executions - few - most}
+    batches[str(row_count)] = batches.get(str(row_count), 0) + most
     return ServerSide(
         client.rows,
         executions,

@@ -64,10 +64,10 @@ def test_unreadable_or_unwritable_files_are_reported_in_one_line(
 
 @pytest.mark.parametrize("words", [[], ["a.json", "--target-ms", "0"], ["a.json", "--target-ms", "nan"], ["--colour"]])
 def test_invalid_arguments_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(words)
 
-    assert left.value.code == 2
+    assert exit_info.value.code == 2
     assert "usage: penstock perf report" in capsys.readouterr().err
 
 

@@ -52,8 +52,8 @@ def test_a_written_document_is_read_back(document: Document) -> None:
 
 
 def _read(json_document: Any) -> Document:
-    document_made: Document = documents._make(Document, json_document, "")
-    return document_made
+    document: Document = documents._make(Document, json_document, "")
+    return document
 
 
 def test_an_arbitrary_document_survives_a_file(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ HOSTILE = """</script><script>alert(1)</script><img src="https://example.org/x" 
 class Read(HTMLParser):
     """A page as a browser would read it: its elements, its text, and what it carries as JSON."""
 
-    def __init__(self, whole: str) -> None:
+    def __init__(self, html: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.carried: dict[str, Any] = {}
         self._inside = ""
-        self.feed(whole)
+        self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))

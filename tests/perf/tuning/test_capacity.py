@@ -13,10 +13,10 @@ class Queue:
     """Latency grows without bound towards what it can serve, as in a queue; `asked`: the loads it was probed with."""
 
     def __init__(self, most: float, service_us: float = 100.0) -> None:
-        self.most, self.service_us, self.asked = most, service_us, list[float]()
+        self.most, self.service_us, self.rates = most, service_us, list[float]()
 
     def __call__(self, load: float) -> Probe:
-        self.asked.append(load)
+        self.rates.append(load)
         latency_us = self.service_us / (1 - load / self.most) if load < self.most else 1e9
         return Probe(load, latency_us <= TARGET_US, latency_us)
 
@@ -28,7 +28,7 @@ def test_the_capacity_is_found_within_a_few_percent_from_any_start(most: float, 
     capacity = find_capacity(queue, true * off, (true / 100, true * 100), TARGET_US)
 
     assert capacity == pytest.approx(true, rel=0.05)
-    assert len(queue.asked) <= MAX_PROBES
+    assert len(queue.rates) <= MAX_PROBES
 
 
 def test_a_start_near_the_capacity_saves_probes() -> None:
@@ -36,7 +36,7 @@ def test_a_start_near_the_capacity_saves_probes() -> None:
     find_capacity(near, 880, (1, 1e5), TARGET_US)
     find_capacity(far, 100, (1, 1e5), TARGET_US)
 
-    assert len(near.asked) <= 4 < len(far.asked)
+    assert len(near.rates) <= 4 < len(far.rates)
 
 
 def test_a_server_that_never_meets_the_target_has_no_capacity() -> None:

@@ -34,13 +34,13 @@ def evidence_of(found: SearchResult, failed: str = "") -> Evidence:
     )
 
 
-def duel(against: Setting, rounds: int = 7, *, kept: bool) -> Trial:
+def duel(against: Setting, rounds: int = 7, *, accepted: bool) -> Trial:
     words = f"ahead in {rounds} of {rounds} rounds"
-    return Trial("instance_count", TWO, against, [1.2], [Round(SLOW, FAST)] * rounds, words, kept)
+    return Trial("instance_count", TWO, against, [1.2], [Round(SLOW, FAST)] * rounds, words, accepted)
 
 
 def test_the_conclusion_states_what_the_last_comparison_showed() -> None:
-    found = SearchResult(TWO, True, [duel(ORIGINAL, kept=True)], SLOW, duel(ORIGINAL, kept=True))
+    found = SearchResult(TWO, True, [duel(ORIGINAL, accepted=True)], SLOW, duel(ORIGINAL, accepted=True))
 
     assert conclusion(evidence_of(found)) == (
         f"Kept: instance_count 2; {ratio(1.2)} as it was in the median ({ratio(1.2)} to {ratio(1.2)} over 7 rounds),"
@@ -51,14 +51,14 @@ def test_the_conclusion_states_what_the_last_comparison_showed() -> None:
 @pytest.mark.parametrize(
     ("found", "failed", "message"),
     [
-        (SearchResult(trials=[duel(ORIGINAL, kept=False)]), "", "Nothing was measurably better"),
+        (SearchResult(trials=[duel(ORIGINAL, accepted=False)]), "", "Nothing was measurably better"),
         (
-            SearchResult(final_trial=duel(ORIGINAL, kept=False)),
+            SearchResult(final_trial=duel(ORIGINAL, accepted=False)),
             "",
             "won on the way, but not against the configuration as it is",
         ),
         (
-            SearchResult(trials=[duel(ORIGINAL, kept=False)], ended_early="late"),
+            SearchResult(trials=[duel(ORIGINAL, accepted=False)], ended_early="late"),
             "",
             "late. 1 other setting tried, none of which had won",
         ),
@@ -82,7 +82,7 @@ def test_the_terminal_has_a_row_for_each_trial() -> None:
 def test_every_measurement_is_written_and_readable_by_the_report_command(tmp_path: Path) -> None:
     unserved = Trial("instance_count", TWO, ORIGINAL, [math.inf], [Round(Measurement(0.0, why="no"), FAST)], "", True)
     write(
-        evidence_of(SearchResult(TWO, True, [unserved], SLOW, duel(ORIGINAL, kept=True))),
+        evidence_of(SearchResult(TWO, True, [unserved], SLOW, duel(ORIGINAL, accepted=True))),
         tmp_path,
         "penstock perf tune",
     )

@@ -81,7 +81,7 @@ def test_the_search_continues_from_the_current_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "left"),
+    ("change", "remaining"),
     [
         ({"max_batch_size": 1}, {"instance_count", "intra_op_threads"}),
         ({"sequence_batching": {}}, {"instance_count", "intra_op_threads"}),
@@ -90,8 +90,8 @@ def test_the_search_continues_from_the_current_setting() -> None:
         ({"instance_group": [{"count": 1}, {"count": 2}], "max_batch_size": 0}, {"intra_op_threads"}),
     ],
 )
-def test_knobs_that_a_model_lacks_are_left_alone(change: dict[str, Any], left: set[str]) -> None:
-    assert set(knobs.KNOBS) - knobs.unavailable_knobs(CONFIG | change).keys() == left
+def test_knobs_that_a_model_lacks_are_left_alone(change: dict[str, Any], remaining: set[str]) -> None:
+    assert set(knobs.KNOBS) - knobs.unavailable_knobs(CONFIG | change).keys() == remaining
 
 
 def test_fields_that_servers_complete_are_not_sent_back() -> None:

@@ -60,12 +60,12 @@ class Machine:
             per_s = min(self._load.concurrency * 100.0, most)
             latency_us = self._load.concurrency / per_s * 1e6
         self._seconds += 1
-        window_made = window([latency_us] * int(per_s) if self.lives else [], self._seconds)
+        new_window = window([latency_us] * int(per_s) if self.lives else [], self._seconds)
         if self.failing:
-            window_made.errors["503: busy"] = self.failing
+            new_window.errors["503: busy"] = self.failing
         if not self.lives:
-            window_made.failure = "connection refused"
-        return window_made
+            new_window.failure = "connection refused"
+        return new_window
 
     def count(self) -> int:
         return 0

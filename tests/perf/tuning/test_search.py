@@ -46,17 +46,15 @@ def test_the_best_setting_is_found_without_noise() -> None:
 
 
 def test_the_best_setting_is_usually_found_despite_noise() -> None:
-    kept_settings = [searched(SimulatedBench(peaked, 0.04, seed=seed)).kept for seed in range(30)]
+    settings = [searched(SimulatedBench(peaked, 0.04, seed=seed)).kept for seed in range(30)]
 
-    assert sum(dict(each).get("instance_count") == 4 for each in kept_settings) >= 26
+    assert sum(dict(each).get("instance_count") == 4 for each in settings) >= 26
 
 
 def test_nothing_is_kept_if_all_settings_are_equal() -> None:
-    kept_settings = [
-        searched(SimulatedBench(alike, noise, seed=seed)).kept for seed in range(60) for noise in (0.02, 0.3)
-    ]
+    settings = [searched(SimulatedBench(alike, noise, seed=seed)).kept for seed in range(60) for noise in (0.02, 0.3)]
 
-    assert sum(each != ORIGINAL for each in kept_settings) <= 3
+    assert sum(each != ORIGINAL for each in settings) <= 3
 
 
 def test_the_kept_setting_is_finally_compared_with_the_original_configuration() -> None:

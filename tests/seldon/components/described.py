@@ -6,7 +6,7 @@ from seldon_core.user_model import SeldonComponent
 class Describing:
     """A parameter chooses the result of init_metadata."""
 
-    SAID = {
+    METADATA = {
         "versions-text": {"name": "m", "versions": "v1"},
         "not-a-dict": ["name"],
         "null": None,
@@ -40,7 +40,7 @@ class Describing:
         self.say = say
 
     def init_metadata(self):
-        return self.SAID[self.say]
+        return self.METADATA[self.say]
 
     def metadata(self):
         return {"name": "never asked"}

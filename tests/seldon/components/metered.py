@@ -58,10 +58,10 @@ class Metered:
     """`meta.tags.metrics` chooses the result of metrics() from then on, `meta.tags.tags` that of tags()."""
 
     def __init__(self):
-        self.asked = {}
+        self.tags = {}
 
     def predict(self, X, names, meta=None):
-        self.asked = (meta or {}).get("tags", {})
+        self.tags = (meta or {}).get("tags", {})
         return X
 
     def transform_input(self, X, names, meta=None):
@@ -81,14 +81,14 @@ class Metered:
         return None
 
     def metrics(self):
-        if "metrics" not in self.asked:
+        if "metrics" not in self.tags:
             raise SeldonNotImplementedError("not now")
-        return METRICS[self.asked["metrics"]]()
+        return METRICS[self.tags["metrics"]]()
 
     def tags(self):
-        if "tags" not in self.asked:
+        if "tags" not in self.tags:
             raise SeldonNotImplementedError("not now")
-        return TAGS[self.asked["tags"]]
+        return TAGS[self.tags["tags"]]
 
 
 class Broken:

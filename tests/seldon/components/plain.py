@@ -20,26 +20,26 @@ class Told:
     """Returns its arguments as text: types, values, names and meta."""
 
     def predict(self, X, names, meta=None):
-        return _told(X, names, meta)
+        return _describe(X, names, meta)
 
     def transform_input(self, X, names, meta=None):
-        return _told(X, names, meta)
+        return _describe(X, names, meta)
 
     def transform_output(self, X, names, meta=None):
-        return _told(X, names, meta)
+        return _describe(X, names, meta)
 
     def route(self, features, feature_names, meta=None):
-        self.routed = _told(features, feature_names, meta)
+        self.routed = _describe(features, feature_names, meta)
         return 1
 
     def aggregate(self, features_list, feature_names_list):
-        return [_told(*each, None) for each in zip(features_list, feature_names_list)]
+        return [_describe(*each, None) for each in zip(features_list, feature_names_list)]
 
     def health_status(self):
         return self.routed
 
 
-def _told(X, names, meta):
+def _describe(X, names, meta):
     named = type(names).__name__ if names is None or isinstance(names, (list, str)) else "names"
     listed = list(names) if isinstance(names, (list, tuple)) or named == "names" else names
     value = f"{X.dtype} {X.shape} {X.tolist()!r}" if hasattr(X, "dtype") else repr(X)

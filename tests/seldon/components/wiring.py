@@ -86,14 +86,14 @@ class Fed:
             raise SeldonNotImplementedError("not for this")
         if give == "response":
             return SeldonResponse(None, tags={"a": 1}, metrics=[{"type": "COUNTER", "key": "fed", "value": 1}])
-        told = {
+        feedback = {
             "features": [str(features.dtype), features.tolist()],
             "truth": [str(truth.dtype), truth.tolist()],
             "names": list(feature_names),
             "reward": repr(reward),
             "routing": repr(routing),
         }
-        return told
+        return feedback
 
 
 class FedQuietly:

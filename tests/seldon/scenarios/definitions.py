@@ -11,14 +11,14 @@ JSON = "application/json"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordedRequest:
     """One request of either protocol."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Rest(Asked):
+class Rest(RecordedRequest):
     """One HTTP request. `unread`: the body of its answer is not compared."""
 
     path: str
@@ -30,7 +30,7 @@ class Rest(Asked):
 
 
 @dataclass(frozen=True)
-class Rpc(Asked):
+class Rpc(RecordedRequest):
     """One gRPC call: a message in JSON form, or its bytes."""
 
     method: str
@@ -43,34 +43,34 @@ class Group:
 
     name: str
     component: str
-    asked: Sequence[Asked]
+    requests: Sequence[RecordedRequest]
     environment: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
 
 
-def rest(name: str, path: str, value: Any = None, **said: Any) -> Rest:
+def rest(name: str, path: str, value: Any = None, **options: Any) -> Rest:
     """Post a value as JSON, or bytes and texts unchanged; `type` is their content type, by default JSON."""
     body = value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else _dumped(value)
-    kind = said.pop("type", JSON)
-    headers = dict(said.pop("headers", {}))
+    kind = options.pop("type", JSON)
+    headers = dict(options.pop("headers", {}))
     if kind:
         headers["Content-Type"] = kind
-    return Rest(name, path, body, headers=headers, **said)
+    return Rest(name, path, body, headers=headers, **options)
 
 
-def get(name: str, path: str, **said: Any) -> Rest:
+def get(name: str, path: str, **options: Any) -> Rest:
     """Send a request without a body."""
-    return Rest(name, path, method=said.pop("method", "GET"), headers=dict(said.pop("headers", {})), **said)
+    return Rest(name, path, method=options.pop("method", "GET"), headers=dict(options.pop("headers", {})), **options)
 
 
-def predict(name: str, value: Any, **said: Any) -> Rest:
+def predict(name: str, value: Any, **options: Any) -> Rest:
     """Post to /predict."""
-    return rest(name, "/predict", value, **said)
+    return rest(name, "/predict", value, **options)
 
 
-def rpc(name: str, method: str, message: Any, **said: Any) -> Rpc:
+def rpc(name: str, method: str, message: Any, **options: Any) -> Rpc:
     """Call `Service/Method` of seldon.protos."""
-    return Rpc(name, "/seldon.protos." + method, message, **said)
+    return Rpc(name, "/seldon.protos." + method, message, **options)
 
 
 def words(text: str) -> list[str]:
@@ -87,8 +87,8 @@ def multipart(*parts: Any) -> bytes:
     """Write a form: (name, content) is a field, (name, content, file name) a file."""
     lines = []
     for name, content, *file in parts:
-        said = f'; filename="{file[0]}"' if file else ""
-        head = f'--edge\r\nContent-Disposition: form-data; name="{name}"{said}\r\n\r\n'
+        filename = f'; filename="{file[0]}"' if file else ""
+        head = f'--edge\r\nContent-Disposition: form-data; name="{name}"{filename}\r\n\r\n'
         lines.append(head.encode() + (content if isinstance(content, bytes) else content.encode()) + b"\r\n")
     return b"".join([*lines, b"--edge--\r\n"])
 

@@ -18,14 +18,14 @@ KINDS = words(
 IMAGE = {"PREDICTIVE_UNIT_IMAGE": "reg.io:5000/org/img:0.3"}
 
 
-def said(kind: str, **environment: str) -> Group:
+def metadata_group(kind: str, **environment: str) -> Group:
     """Describe a component in one way."""
     arguments = ["--parameters", '[{"name":"say","value":"%s","type":"STRING"}]' % kind]  # noqa: UP031 - braces
     return Group(f"described-{kind}", "described.Describing", DESCRIBED, environment, arguments)
 
 
 GROUPS = [
-    *(said(kind) for kind in KINDS),
+    *(metadata_group(kind) for kind in KINDS),
     Group("described-by-nothing", "described.DescribedByNothing", DESCRIBED),
     Group("described-by-an-image", "described.DescribedByNothing", DESCRIBED, IMAGE),
     Group(

@@ -7,7 +7,7 @@ from typing import Any
 from .definitions import Group, get, predict, rest, rpc, words
 
 ROW = {"data": {"ndarray": [[1, 2]]}}
-SEEN = words(
+METRIC_SETS = words(
     "all all made tagged tagged-otherwise tagged-method none-at-all more-keys negative-counter timer-long timer-short "
     "timer-zero nan infinite bool float64 unicode-tag total"
 )
@@ -38,7 +38,7 @@ GROUPS = [
         "metrics",
         "metered.Metered",
         [
-            *(predict(f"{number}-{name}", asking(metrics=name)) for number, name in enumerate(SEEN)),
+            *(predict(f"{number}-{name}", asking(metrics=name)) for number, name in enumerate(METRIC_SETS)),
             predict("with-the-request's", dict(ROW, meta=PASSED)),
             rest("input", "/transform-input", asking(metrics="all")),
             rest("output", "/transform-output", asking(metrics="tagged")),
@@ -67,7 +67,10 @@ GROUPS = [
         "metrics-of-messages",
         "metered.Metered",
         [
-            *(rpc(f"{number}-{name}", "Model/Predict", asking(metrics=name)) for number, name in enumerate(SEEN)),
+            *(
+                rpc(f"{number}-{name}", "Model/Predict", asking(metrics=name))
+                for number, name in enumerate(METRIC_SETS)
+            ),
             *(rpc(f"refused-{name}", "Model/Predict", asking(metrics=name)) for name in REFUSED),
             rpc("with-the-request's", "Model/Predict", dict(ROW, meta=PASSED)),
             rpc(

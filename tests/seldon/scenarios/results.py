@@ -83,9 +83,9 @@ GROUPS = [
         [
             get("at-first", "/health/status"),
             *(
-                asked
+                request
                 for give in HEALTHS
-                for asked in (
+                for request in (
                     predict(f"becomes-{give}", giving(give)),
                     get(f"is-{give}", "/health/status"),
                 )
@@ -132,9 +132,9 @@ GROUPS = [
         "raising.RaisingElsewhere",
         [
             *(
-                asked
+                request
                 for where in ("class_names", "tags", "metrics", "nowhere")
-                for asked in (
+                for request in (
                     predict(where, giving(where)),
                     rpc(f"rpc-{where}", "Model/Predict", giving(where)),
                 )

@@ -31,14 +31,14 @@ C20 = {
 }
 
 
-def aggregate(name: str, value: Any, **said: Any) -> Rest:
+def aggregate(name: str, value: Any, **options: Any) -> Rest:
     """Post to /aggregate."""
-    return rest(name, "/aggregate", value, **said)
+    return rest(name, "/aggregate", value, **options)
 
 
-def feedback(name: str, value: Any, **said: Any) -> Rest:
+def feedback(name: str, value: Any, **options: Any) -> Rest:
     """Post to /send-feedback."""
-    return rest(name, "/send-feedback", value, **said)
+    return rest(name, "/send-feedback", value, **options)
 
 
 def fed(give: str, **more: Any) -> dict[str, Any]:
@@ -262,7 +262,7 @@ GROUPS = [
         "once",
         "signatures.Once",
         [
-            asked
+            request
             for number, one in enumerate(
                 [  # REST only: seldon-core's gRPC server has its own copy of the component
                     rest("C26", "/predict", giving("x")),
@@ -274,7 +274,7 @@ GROUPS = [
                     feedback("feedback", C21),
                 ]
             )
-            for asked in (one, get(f"runs-of-{number}", "/health/status"))
+            for request in (one, get(f"runs-of-{number}", "/health/status"))
         ],
     ),
 ]

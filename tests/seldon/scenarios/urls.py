@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .definitions import FORM, Asked, Group, get, giving, multipart, predict, rest, rpc
+from .definitions import FORM, Group, RecordedRequest, get, giving, multipart, predict, rest, rpc
 
 TEXT = {"strData": "x"}
 ROW = {"data": {"names": ["a", "b"], "ndarray": [[1, 2]]}}
@@ -26,7 +26,7 @@ PATHS = [
     "/",
     "/nope",
 ]
-SURFACE: list[Asked] = [
+SURFACE: list[RecordedRequest] = [
     *(get(f"options{path}", path, method="OPTIONS") for path in PATHS),
     *(get(f"delete{path}", path, method="DELETE") for path in PATHS),
     *(get(f"get{path}", path, unread=path == "/seldon.json") for path in PATHS),
@@ -119,7 +119,7 @@ EVERYWHERE = [
     rpc("rpc-metadata", "Model/Metadata", {}),
 ]
 
-TOLD: list[Asked] = [
+FEEDBACK_REQUESTS: list[RecordedRequest] = [
     *(
         predict(f"told-{name}", value)
         for name, value in {
@@ -187,7 +187,7 @@ GROUPS = [
     Group("surface", "plain.Ident", SURFACE),
     Group("everywhere-bare", "plain.Bare", EVERYWHERE),
     Group("everywhere-unfilled", "plain.Unfilled", EVERYWHERE),
-    Group("told", "plain.Told", TOLD),
+    Group("told", "plain.Told", FEEDBACK_REQUESTS),
     Group("named", "plain.Named", NAMED),
     Group("named-in-an-attribute", "plain.NamedInAnAttribute", NAMED),
     Group("named-in-an-array", "plain.NamedInAnArray", NAMED[:3] + NAMED[-2:]),

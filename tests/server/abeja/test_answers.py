@@ -51,11 +51,11 @@ def test_headers_that_identify_the_service_override_those_of_the_handler() -> No
         "ABEJA_MODEL_ID": "1", "ABEJA_MODEL_VERSION": "a\u2212b c/d", "ABEJA_DEPLOYMENT_ID": "",
         "ABEJA_SERVICE_ID": "s",
     }  # fmt: skip
-    wanted = {"X-Abeja-Model-Id": "1", "X-Abeja-Model-Version": "a%E2%88%92b%20c%2Fd", "X-Abeja-Service-Id": "s"}
+    expected = {"X-Abeja-Model-Id": "1", "X-Abeja-Model-Version": "a%E2%88%92b%20c%2Fd", "X-Abeja-Service-Id": "s"}
 
-    assert answered({}, **environ)[2] == USUAL | wanted
+    assert answered({}, **environ)[2] == USUAL | expected
     mine = {"x-abeja-model-id": "mine", "X-Abeja-Sys-Meta-Runtime-Version": "9", "x-abeja-deployment-id": "d"}
-    assert answered({"metadata": mine}, **environ)[2] == USUAL | wanted | {"X-Abeja-Deployment-Id": "d"}
+    assert answered({"metadata": mine}, **environ)[2] == USUAL | expected | {"X-Abeja-Deployment-Id": "d"}
 
 
 def test_header_names_are_canonical_and_values_are_one_line() -> None:

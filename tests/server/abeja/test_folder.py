@@ -67,12 +67,18 @@ def test_the_handler_comes_from_the_settings_or_the_environment(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("training_result_dir", "found"),
     [("", "abejainc_training_result"), (".", "."), ("a/../b", "b"), ("/results/x/", "/results/x/")],
 )
-def test_the_training_result_dir_is_relative_to_the_starting_folder(tmp_path: Path, said: str, found: str) -> None:
+def test_the_training_result_dir_is_relative_to_the_starting_folder(
+    tmp_path: Path, training_result_dir: str, found: str
+) -> None:
     (tmp_path / "a" / ".abeja").mkdir(parents=True)
-    place = folder(tmp_path, ABEJA_TRAINING_RESULT_DIR=said).spec().worker.environment["ABEJA_TRAINING_RESULT_DIR"]
+    place = (
+        folder(tmp_path, ABEJA_TRAINING_RESULT_DIR=training_result_dir)
+        .spec()
+        .worker.environment["ABEJA_TRAINING_RESULT_DIR"]
+    )
 
     assert place == (found if found.startswith("/") else str(tmp_path / found))
 

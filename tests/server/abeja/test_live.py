@@ -253,8 +253,10 @@ def test_requests_are_answered_503_until_the_handler_is_loaded(tmp_path: Path) -
     os.mkfifo(tmp_path / "go")
     (tmp_path / "main.py").write_text("open('go').read()\ndef handler(r, c): return {'content': 'at last'}")
     with Started(tmp_path) as server:
-        said = server.line("HTTP on")
-        port, other = (int(part.partition(",")[0].partition('"')[0]) for part in said.split("http://127.0.0.1:")[1:3])
+        log_line = server.line("HTTP on")
+        port, other = (
+            int(part.partition(",")[0].partition('"')[0]) for part in log_line.split("http://127.0.0.1:")[1:3]
+        )
         before = [ask(port), ask(port, path="/health_check"), ask(other, path="/health_check")]
         (tmp_path / "go").write_bytes(b"")
         server.line("serving handler")

@@ -22,7 +22,7 @@ ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
 }
 
 
-class Asked(BaseHTTPRequestHandler):
+class RequestHeaders(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, headers, body = ANSWERS.get(self.path, (200, {}, self.command.encode()))
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -40,12 +40,12 @@ class Asked(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
-    server = HTTPServer(("127.0.0.1", 0), Asked)
+    server = HTTPServer(("127.0.0.1", 0), RequestHeaders)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    made = LocalServer("m:h", "0", {})
-    made._ports = {"HTTP": server.server_port, "health": 0}
-    yield made
+    local_server = LocalServer("m:h", "0", {})
+    local_server._ports = {"HTTP": server.server_port, "health": 0}
+    yield local_server
     server.shutdown()
     server.server_close()
     thread.join()

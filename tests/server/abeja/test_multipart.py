@@ -46,8 +46,8 @@ def test_the_parts_of_a_form_are_read_in_order(contents: list[bytes]) -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_any_body_is_read_or_rejected(noise: bytes, at: int) -> None:
-    whole = form(("Content-Type: a/b", b"x"), ('Content-Disposition: form-data; name="a"', noise))
-    for body in (whole[:at], whole[:at] + noise + whole[at:], b"--edge" + noise):
+    form_body = form(("Content-Type: a/b", b"x"), ('Content-Disposition: form-data; name="a"', noise))
+    for body in (form_body[:at], form_body[:at] + noise + form_body[at:], b"--edge" + noise):
         with contextlib.suppress(CallRefusedError):
             parts_of(body, b"edge")
 

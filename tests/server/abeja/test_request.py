@@ -14,36 +14,46 @@ FORM = b'--edge\r\nContent-Disposition: form-data; name="a"\r\n\r\nfirst\r\n--ed
 
 
 def request(body: bytes = b'{"a": 1}', boundary: str | None = None) -> Request:
-    said: dict[str, Any] = {"method": "POST", "type": "text/plain; a=b", "headers": HEADERS, "boundary": boundary}
-    return RequestHead(json.loads(json.dumps(said))).request(body)
+    fields: dict[str, Any] = {"method": "POST", "type": "text/plain; a=b", "headers": HEADERS, "boundary": boundary}
+    return RequestHead(json.loads(json.dumps(fields))).request(body)
 
 
 def test_a_request_is_an_immutable_mapping() -> None:
-    made: Any = request()
+    mapping: Any = request()
 
-    assert list(made) == ["http_method", "content_type", "headers", "http_headers", "contents"]
-    assert (made["http_method"], made["content_type"], made["metadata"]) == ("POST", "text/plain; a=b", None)
-    assert made.get("missing", 5) == 5
-    assert "metadata" not in made
-    assert made == dict(made)
-    assert made != {}
-    assert str(made) == str(dict(made))
+    assert list(mapping) == ["http_method", "content_type", "headers", "http_headers", "contents"]
+    assert (mapping["http_method"], mapping["content_type"], mapping["metadata"]) == ("POST", "text/plain; a=b", None)
+    assert mapping.get("missing", 5) == 5
+    assert "metadata" not in mapping
+    assert mapping == dict(mapping)
+    assert mapping != {}
+    assert str(mapping) == str(dict(mapping))
     with pytest.raises(TypeError):
-        made["a"] = 1
+        mapping["a"] = 1
     with pytest.raises(TypeError):
-        hash(made)
+        hash(mapping)
     with pytest.raises(KeyError, match="missing"):
-        made["missing"]
+        mapping["missing"]
 
 
 def test_a_request_is_a_readable_file() -> None:
-    made = request(b"0123456789")
+    handler_request = request(b"0123456789")
 
-    assert [made.read(3), made["contents"][0].read(2), made.read(), made.read()] == [b"012", b"34", b"56789", b""]
+    assert [
+        handler_request.read(3),
+        handler_request["contents"][0].read(2),
+        handler_request.read(),
+        handler_request.read(),
+    ] == [
+        b"012",
+        b"34",
+        b"56789",
+        b"",
+    ]
     assert json.load(request()) == {"a": 1}
-    made.close()
+    handler_request.close()
     with pytest.raises(ValueError, match="closed"):
-        made.read()
+        handler_request.read()
 
 
 def test_the_body_of_a_request_is_a_read_only_file() -> None:
@@ -67,13 +77,13 @@ def test_a_form_has_one_content_per_part() -> None:
 
 
 def test_reading_a_form_without_parts_is_an_error() -> None:
-    made = request(b"--edge--", "edge")
+    form_request = request(b"--edge--", "edge")
 
-    assert made["contents"] == []
+    assert form_request["contents"] == []
     with pytest.raises(ValueError, match="no content"):
-        made.read()
+        form_request.read()
     with pytest.raises(ValueError, match="no content"):
-        made["metadata"]
+        form_request["metadata"]
 
 
 def test_headers_are_case_insensitive_and_have_one_item_per_value() -> None:
@@ -91,13 +101,13 @@ def test_headers_are_case_insensitive_and_have_one_item_per_value() -> None:
 
 
 def test_changes_that_a_call_makes_to_its_request_do_not_affect_the_next_call() -> None:
-    said = {"method": "GET", "type": "t", "headers": HEADERS, "boundary": None}
-    asked = RequestHead(said)
-    first = asked.request(b"x")
+    fields = {"method": "GET", "type": "t", "headers": HEADERS, "boundary": None}
+    head = RequestHead(fields)
+    first = head.request(b"x")
     first["headers"][1]["values"].clear()
     first["headers"].pop()
     first["contents"].clear()
 
-    second = asked.request(b"y")
+    second = head.request(b"y")
     assert second["headers"] == [{"key": name, "values": values} for name, values in HEADERS]
     assert second.read() == b"y"

@@ -136,7 +136,7 @@ class Stage:
         """Return a worker's answer to its opening."""
         return b""
 
-    def outsides(self) -> Any:
+    def make_external_loader(self) -> Any:
         """Return what opens the model."""
         return self
 
@@ -148,9 +148,9 @@ class Stage:
     @staticmethod
     def call(model: Model, name: str, ledger: Ledger) -> RawCall:
         """Make a call whose payload is its name."""
-        made = RawCall(model, HEAD + name.encode(), ledger)
-        made.context = name
-        return made
+        raw_call = RawCall(model, HEAD + name.encode(), ledger)
+        raw_call.context = name
+        return raw_call
 
     def submit(self, engine: Engine, model: Model, ledger: Ledger, numbers: range) -> None:
         """Submit calls that are named after numbers."""
@@ -162,7 +162,7 @@ class Stage:
         policy: BatchPolicy = BatchPolicy(), **options: str,  # noqa: B008 - frozen
     ) -> None:  # fmt: skip
         """Serve for as long as the scene lasts."""
-        monkeypatch.setattr(restarting, "Worker", lambda order, lost, _said: Staged(self, order, lost))
+        monkeypatch.setattr(restarting, "Worker", lambda order, lost, _on_message: Staged(self, order, lost))
         monkeypatch.setattr(restarting, "Backoff", NoBackoff)
         monkeypatch.setattr(NoBackoff, "forgotten", 0)
         spec = ModelSpec(
@@ -170,15 +170,15 @@ class Stage:
             options={"component": NAME, **options},
         )  # fmt: skip
 
-        async def whole() -> None:
+        async def main() -> None:
             async with asyncio.timeout(GUARD_S):
                 engine = Engine(asyncio.get_running_loop(), {})
-                engine.external_loaders[self.backend] = self.outsides()
+                engine.external_loaders[self.backend] = self.make_external_loader()
                 model = await engine.load(spec)
                 await scene(engine, model)
                 await engine.stop(1.0)
 
-        asyncio.run(whole())
+        asyncio.run(main())
 
 
 class NoBackoff:

@@ -34,12 +34,12 @@ Stages = Callable[..., Stage]
 @pytest.fixture(params=["plain", "deepaas", "seldon"])
 def staged(request: pytest.FixtureRequest) -> Stages:
     """Return what makes a Stage of each kind of Crew from a service and a plan."""
-    made: dict[str, Stages] = {
+    stages: dict[str, Stages] = {
         "plain": Stage,
         "deepaas": partial(Stage, crew=DeepaasCrew),
         "seldon": SeldonStage,
     }
-    return made[request.param]
+    return stages[request.param]
 
 
 @pytest.fixture
@@ -104,14 +104,14 @@ def test_stopping_answers_calls_that_a_replaced_version_still_runs(
 
     async def scene(engine: Engine, model: Model) -> None:
         engine.submit(stage.call(model, "hang", ledger))
-        given_way = asyncio.ensure_future(engine.load(model.spec))
+        loading = asyncio.ensure_future(engine.load(model.spec))
         while engine.model(model.name) is model:  # noqa: ASYNC110 - waits for turns of the loop, not for time
             await asyncio.sleep(0)
         engine.submit(stage.call(engine.model(model.name), "new", ledger))
         await ledger.all(1)
         await engine.stop(0.0)
         await ledger.all(2)
-        await given_way
+        await loading
 
     stage.run(monkeypatch, scene)
 
@@ -332,7 +332,7 @@ def test_all_workers_are_ended_when_one_fails_to_start(
 def test_all_workers_are_ended_when_their_start_is_canceled(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(echo)
 
-    def made(order: Order, lost: Callable[[Any], None], _said: Any) -> Staged:
+    def make_worker(order: Order, lost: Callable[[Any], None], _on_message: Any) -> Staged:
         worker = Staged(stage, order, lost)
         if len(stage.workers) == 2:
             worker.ready = worker.loop.create_future()
@@ -347,7 +347,7 @@ def test_all_workers_are_ended_when_their_start_is_canceled(echo: Echo, monkeypa
         with pytest.raises(asyncio.CancelledError):
             await starting
 
-    monkeypatch.setattr(restarting, "Worker", made)
+    monkeypatch.setattr(restarting, "Worker", make_worker)
     asyncio.run(scene())
 
     assert [worker.serving for worker in stage.workers] == [False] * 2
@@ -378,7 +378,7 @@ def test_a_worker_ends_when_its_last_slot_is_closed(
     serves = []
 
     async def scene(engine: Engine, model: Model) -> None:
-        opened = await stage.outsides().open(replace(model.spec, instances=(InstanceGroup(1),)))
+        opened = await stage.make_external_loader().open(replace(model.spec, instances=(InstanceGroup(1),)))
         for outside in opened.executors:
             serves.append(stage.workers[-1].serving)
             await outside.close()

@@ -65,7 +65,7 @@ class Kind:
     path: str
     reply: Callable[[int, bytes], bytes]
 
-    def asked(self, size: int = 2) -> bytes:
+    def request_body(self, size: int = 2) -> bytes:
         """Write a request that a worker answers."""
         head = (
             f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n"
@@ -122,7 +122,7 @@ class Served(Lane):
     async def one(self, status: int = 200, body: bytes = b"{}", raw: bytes = b"") -> Answer:
         """Feed a request, answer it if it reaches a worker, and read the answer."""
         self.transport.written.clear()
-        await self.fed(raw or self.kind.asked())
+        await self.fed(raw or self.kind.request_body())
         if self.engine.held:
             self.engine.answer(self.kind.reply(status, body))
         await turns()
@@ -147,7 +147,7 @@ def test_a_malformed_answer_in_a_delivery_fails_only_its_own_request(
         first = Served(kind)
         second, third = Served(kind, first.engine), Served(kind, first.engine)
         for served in (first, second, third):
-            await served.fed(kind.asked())
+            await served.fed(kind.request_body())
         first.engine.answer(kind.reply(200, b"1"), b"junk", kind.reply(200, b"3"))
 
         assert (first.bodies, second.statuses, third.bodies) == ([b"1"], [500], [b"3"])
@@ -208,9 +208,9 @@ def test_a_large_request_that_will_be_rejected_is_rejected_before_its_body(kind:
     async def main() -> None:
         served = Served(kind)
         served.engine.refusal = InferError(Code.OVERLOADED, "full")
-        assert (await served.one(raw=kind.asked(100_000))).status == 503
+        assert (await served.one(raw=kind.request_body(100_000))).status == 503
         served.engine.refusal, served.engine.present, served.engine.generation = None, False, 2
-        assert (await served.one(raw=kind.asked(100_000))).status == 503
+        assert (await served.one(raw=kind.request_body(100_000))).status == 503
         assert not served.engine.held
 
     run(main)
@@ -219,7 +219,7 @@ def test_a_large_request_that_will_be_rejected_is_rejected_before_its_body(kind:
 def test_the_plan_of_a_request_is_cleared_when_its_client_disconnects(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
-        await served.fed(kind.asked())
+        await served.fed(kind.request_body())
         served.protocol.plan = object()  # as for a request whose outputs go to shared memory
         served.transport.lose(None)
         await turns()
@@ -231,7 +231,7 @@ def test_the_plan_of_a_request_is_cleared_when_its_client_disconnects(kind: Kind
 def test_a_disconnect_cancels_the_call_and_discards_its_answer(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
-        await served.fed(kind.asked())
+        await served.fed(kind.request_body())
         [call] = served.engine.held
         served.transport.lose(None)
         await turns()
@@ -245,10 +245,10 @@ def test_a_disconnect_cancels_the_call_and_discards_its_answer(kind: Kind) -> No
 def test_a_late_answer_is_not_sent_for_the_next_request(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
-        await served.fed(kind.asked())
+        await served.fed(kind.request_body())
         [late] = served.engine.held
         served.engine.answer(kind.reply(200, b"first"))
-        await served.fed(kind.asked())
+        await served.fed(kind.request_body())
         late.sink.deliver([late])
         served.engine.answer(kind.reply(200, b"second"))
         assert served.bodies == [b"first", b"second"]
@@ -258,8 +258,8 @@ def test_a_late_answer_is_not_sent_for_the_next_request(kind: Kind) -> None:
 
 def test_restricted_calls_need_their_header(kind: Kind) -> None:
     async def main() -> None:
-        allowed = kind.asked().replace(b"host: x", b"host: x\r\nx-key: secret")
-        for raw, status in ((kind.asked(), 403), (allowed, 200)):
+        allowed = kind.request_body().replace(b"host: x", b"host: x\r\nx-key: secret")
+        for raw, status in ((kind.request_body(), 403), (allowed, 200)):
             served = Served(kind)
             served.service.restricted = RestrictedApis.parse(["inference:x-key=secret"])
             assert (await served.one(raw=raw)).status == status
@@ -275,7 +275,7 @@ def test_a_model_is_looked_up_again_when_the_engine_has_another(kind: Kind) -> N
         served.engine.present = True
         assert (await served.one()).status == 200
         served.engine.loaded, served.engine.generation = [fake_model()], 2
-        await served.fed(kind.asked())
+        await served.fed(kind.request_body())
         assert served.engine.held[0].model is served.engine.loaded[0]
 
     run(main)

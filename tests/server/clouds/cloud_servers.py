@@ -13,7 +13,7 @@ from tritonclient.http import InferenceServerClient
 
 from penstock.backends.backend import Array
 from tests.clients.models import INT32, SIMPLE_CONFIG, SUM_AND_DIFFERENCE, Tensors, write
-from tests.clients.tensors import asked, pair
+from tests.clients.tensors import output_of, pair
 from tests.live import Live, live_server
 
 ROWS = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -30,9 +30,11 @@ def write_simple(root: Path, name: str = "simple") -> Path:
     return root
 
 
-def body(sent: tuple[bool, bool] = (False, False), wanted: tuple[bool, bool] = (False, False)) -> tuple[bytes, int]:
+def body(
+    sent: tuple[bool, bool] = (False, False), binary_outputs: tuple[bool, bool] = (False, False)
+) -> tuple[bytes, int]:
     """Write a request for `simple`; True stands for binary. Return the body and the size of its JSON, 0 for all."""
-    outputs = [asked(f"OUTPUT{i}", binary=way) for i, way in enumerate(wanted)]
+    outputs = [output_of(f"OUTPUT{i}", binary=way) for i, way in enumerate(binary_outputs)]
     inputs = pair(ROWS, ROWS, binary=sent)
     written, json_bytes = InferenceServerClient.generate_request_body(inputs, outputs=outputs)
     return bytes(written), json_bytes or 0
@@ -53,8 +55,8 @@ def are_right(outputs: Sequence[Array]) -> bool:
 @contextmanager
 def sagemaker(*paths: Path, **settings: Any) -> Iterator[tuple[Live, httpx.Client]]:
     """Serve the paths with SageMaker's port."""
-    given: dict[str, Any] = {"sagemaker_address": "127.0.0.1", "sagemaker_port": 0} | settings
-    with live_server(*paths, allow_sagemaker=True, **given) as live:
+    options: dict[str, Any] = {"sagemaker_address": "127.0.0.1", "sagemaker_port": 0} | settings
+    with live_server(*paths, allow_sagemaker=True, **options) as live:
         port = live.server.clouds.sagemaker
         assert port is not None
         with httpx.Client(base_url=f"http://127.0.0.1:{port.port}", timeout=30) as client:
@@ -64,8 +66,8 @@ def sagemaker(*paths: Path, **settings: Any) -> Iterator[tuple[Live, httpx.Clien
 @contextmanager
 def vertex_ai(*paths: Path, **settings: Any) -> Iterator[tuple[Live, httpx.Client]]:
     """Serve the paths with Vertex AI's port."""
-    given: dict[str, Any] = {**ROUTES, "vertex_ai_address": "127.0.0.1", "vertex_ai_port": 0} | settings
-    with live_server(*paths, allow_vertex_ai=True, **given) as live:
+    options: dict[str, Any] = {**ROUTES, "vertex_ai_address": "127.0.0.1", "vertex_ai_port": 0} | settings
+    with live_server(*paths, allow_vertex_ai=True, **options) as live:
         port = live.server.clouds.vertex_ai
         assert port is not None
         with httpx.Client(base_url=f"http://127.0.0.1:{port.port}", timeout=30) as client:

@@ -63,24 +63,24 @@ def test_sagemaker_variables_set_the_default_model_and_modes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "wanted"),
+    ("variable", "text", "expected"),
     [
         ("SAGEMAKER_TRITON_INFERENCE_TYPE", "stream", "one of infer, generate, generate_stream"),
         ("SAGEMAKER_TRITON_PING_MODE", "dead", "one of ready, live"), ("AIP_HTTP_PORT", "x", "a whole number"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_cloud_variable_is_reported_with_its_name(variable: str, text: str, wanted: str) -> None:
-    with pytest.raises(SettingError, match=f"{variable} must be {wanted}.*, not '{text}'"):
+def test_a_mistake_in_a_cloud_variable_is_reported_with_its_name(variable: str, text: str, expected: str) -> None:
+    with pytest.raises(SettingError, match=f"{variable} must be {expected}.*, not '{text}'"):
         resolve({}, {variable: text})
 
 
 @pytest.mark.parametrize("cloud", ["sagemaker", "vertex_ai"])
-@pytest.mark.parametrize("given", [{"http_workers": 2}, {"dialect": "abeja"}])
-def test_cloud_ports_are_rejected_with_front_ends_and_other_dialects(cloud: str, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"http_workers": 2}, {"dialect": "abeja"}])
+def test_cloud_ports_are_rejected_with_front_ends_and_other_dialects(cloud: str, options: dict[str, Any]) -> None:
     flag = f"--allow-{cloud.replace('_', '-')}"
     allowed: dict[str, Any] = {f"allow_{cloud}": True}
     with pytest.raises(SettingError, match=flag):
-        Settings(**allowed, **given)
+        Settings(**allowed, **options)
 
 
 @pytest.mark.parametrize("text", ["8081", "a-b", "8081-", "-1-3", "1-2-3"])
@@ -97,10 +97,10 @@ def test_a_port_range_without_a_first_and_a_last_port_is_rejected(text: str) -> 
 
 
 def test_other_ports_must_be_in_sagemakers_safe_port_range() -> None:
-    told = "The server cannot listen to {} requests at port {}, allowed port range is [8081, 9000]"
+    message = "The server cannot listen to {} requests at port {}, allowed port range is [8081, 9000]"
     settings = Settings(allow_sagemaker=True, sagemaker_safe_port_range="8081-9000", metrics_port=8082)
 
-    assert start_problems(settings) == [told.format("HTTP", 8000), told.format("GRPC", 8001)]
+    assert start_problems(settings) == [message.format("HTTP", 8000), message.format("GRPC", 8001)]
     assert start_problems(Settings(sagemaker_safe_port_range="8081-9000")) == []
 
 

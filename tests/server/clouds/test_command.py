@@ -86,18 +86,18 @@ def test_settings_come_from_flags_then_penstock_variables_then_sagemaker_variabl
 
 
 @pytest.mark.parametrize(
-    ("folders", "named", "told"),
+    ("folders", "named", "message"),
     [
         ((), "", "there is no model in"), (("a", "b"), "", "must name one of the models in .*: a, b"),
         (("a",), "b", "there is no folder .*/b"),
     ],
 )  # fmt: skip
 def test_a_missing_or_ambiguous_model_is_rejected(
-    tmp_path: Path, folders: tuple[str, ...], named: str, told: str
+    tmp_path: Path, folders: tuple[str, ...], named: str, message: str
 ) -> None:
     for name in folders:
         (tmp_path / name).mkdir()
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=message):
         parse_settings([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": named}, tmp_path)
 
 

@@ -33,12 +33,12 @@ def running(words: list[str], environ: Mapping[str, str]) -> Iterator[tuple[str,
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stderr is not None
-            said = [""]
-            while not said[-1].startswith("ready, serving"):
-                said.append(json.loads(process.stderr.readline())["msg"])
-            places = next(line for line in said if line.startswith("penstock "))
+            messages = [""]
+            while not messages[-1].startswith("ready, serving"):
+                messages.append(json.loads(process.stderr.readline())["msg"])
+            places = next(line for line in messages if line.startswith("penstock "))
             port = re.search(r"http://127\.0\.0\.1:(\d+)", places)
-            assert port is not None, said
+            assert port is not None, messages
             with httpx.Client(base_url=port[0], timeout=30) as client:
                 yield re.sub(r":\d+", "", places), client
             process.send_signal(signal.SIGTERM)

@@ -152,9 +152,9 @@ def test_a_system_folder_is_not_accepted_as_an_archive(client: httpx.Client, url
     assert (response.status_code, response.content) == (400, b"")
 
 
-@pytest.mark.parametrize("said", [{}, [], {"model_name": "m"}, {"model_name": 1, "url": "/x"}])
-def test_a_load_without_a_name_and_a_url_is_rejected(client: httpx.Client, said: object) -> None:
-    response = client.post("/models", json=said)
+@pytest.mark.parametrize("body", [{}, [], {"model_name": "m"}, {"model_name": 1, "url": "/x"}])
+def test_a_load_without_a_name_and_a_url_is_rejected(client: httpx.Client, body: object) -> None:
+    response = client.post("/models", json=body)
 
     assert response.status_code == 400
     assert "model_name" in response.json()["error"]

@@ -64,7 +64,7 @@ def test_an_invocation_with_binary_tensors_is_marked_by_its_content_type(client:
 
 
 def test_an_answer_with_binary_tensors_is_marked_by_its_content_type(client: httpx.Client) -> None:
-    response = client.post("/invocations", content=body(wanted=(True, False))[0], headers=JSON)
+    response = client.post("/invocations", content=body(binary_outputs=(True, False))[0], headers=JSON)
     content_type = response.headers["content-type"]
 
     assert content_type.startswith(SAGEMAKER_MIME)
@@ -148,7 +148,9 @@ def test_loads_are_rejected_outside_explicit_mode(client: httpx.Client) -> None:
 
 def test_the_http_port_is_unaffected_by_the_sagemaker_port(served: tuple[Live, httpx.Client]) -> None:
     live, _ = served
-    response = httpx.post(f"{live.url}/v2/models/simple/infer", content=body(wanted=(True, True))[0], headers=JSON)
+    response = httpx.post(
+        f"{live.url}/v2/models/simple/infer", content=body(binary_outputs=(True, True))[0], headers=JSON
+    )
 
     assert response.headers["content-type"] == "application/octet-stream"
     assert httpx.post(f"{live.url}/invocations", content=body()[0]).status_code == 404

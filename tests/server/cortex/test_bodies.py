@@ -63,23 +63,23 @@ def test_json_written_by_python_is_read_back_in_every_encoding(value: Any, encod
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_as_python_s_json_reads_them(body: bytes) -> None:
     try:
-        wanted = json.loads(body.decode(encoding_of(body)))
+        expected = json.loads(body.decode(encoding_of(body)))
     except ValueError:
         with pytest.raises(MalformedError):
             parse_sample(body, DEPTH)
     else:
-        assert same(parse_sample(body, DEPTH), wanted)
+        assert same(parse_sample(body, DEPTH), expected)
 
 
 @given(st.text('[]{}":,0123456789.-+eE ntfalsru\\NIiy', max_size=40))
 def test_anything_like_json_is_read_as_python_s_json_reads_it(text: str) -> None:
     try:
-        wanted = json.loads(text)
+        expected = json.loads(text)
     except ValueError:
         with pytest.raises(MalformedError):
             parse_sample(text.encode(), DEPTH)
     else:
-        assert same(parse_sample(text.encode(), DEPTH), wanted)
+        assert same(parse_sample(text.encode(), DEPTH), expected)
 
 
 def test_the_last_of_several_equal_keys_is_used() -> None:

@@ -49,15 +49,15 @@ class TestOneInput:
     def test_c7_c12_f14_a_value_in_any_form_is_converted_to_one_row(self, value: Any, rows: Any, batched: bool) -> None:
         rules = model_m(rows, batched=batched)
 
-        for given_so in (value, {"input": value}, OrderedDict(input=value, surplus=object())):
-            array = _array(rules, given_so)
+        for wrapped in (value, {"input": value}, OrderedDict(input=value, surplus=object())):
+            array = _array(rules, wrapped)
             assert array.dtype == np.dtype("<f4")
             assert array.tolist() == [[5, 6, 7, 8]]
 
     def test_f5_the_signature_is_the_runtimes_list(self) -> None:
-        taken, given_back = model_m("N").signatures
+        inputs, given_back = model_m("N").signatures
 
-        assert [(node.name, node.type, node.shape) for node in taken] == [("input", "tensor(float)", ["N", 4])]
+        assert [(node.name, node.type, node.shape) for node in inputs] == [("input", "tensor(float)", ["N", 4])]
         assert [node.name for node in given_back] == ["label", "probabilities"]
 
     @pytest.mark.parametrize("rows", [1, None, "N"])
@@ -177,17 +177,17 @@ class TestTextInputs:
             self.rules.to_inputs(["\ud800", "x"], NONE)
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             ("1\ud800", "character '\\ud800' in position 1: surrogates not allowed"),
             ("a\ud800\ud801b", "characters in position 1-2: surrogates not allowed"),
         ],
     )
-    def test_text_that_utf8_cannot_encode_is_rejected_as_a_number(self, text: str, said: str) -> None:
+    def test_text_that_utf8_cannot_encode_is_rejected_as_a_number(self, text: str, message: str) -> None:
         with pytest.raises(InferError) as caught:
             model_m("N").to_inputs({"input": [1, 2, 3, text]}, NONE)
 
-        assert caught.value.message == f"error: failed to convert to numpy array: 'utf-8' codec can't encode {said}"
+        assert caught.value.message == f"error: failed to convert to numpy array: 'utf-8' codec can't encode {message}"
 
     def test_bytes_are_not_changed(self) -> None:
         assert _array(self.rules, np.array([b"\xff", b""], object)).tolist() == [b"\xff", b""]
@@ -288,7 +288,7 @@ class TestPrediction:
 
     def test_a_scalar_output_loses_the_axis_that_the_engine_added(self) -> None:
         (found,) = onnx([], [("y", "tensor(float)", [])]).to_prediction([np.array([5], np.float32)], NONE)
-        (kept,) = onnx([], [("y", "tensor(float)", [1])]).to_prediction([np.array([5], np.float32)], NONE)
+        (row,) = onnx([], [("y", "tensor(float)", [1])]).to_prediction([np.array([5], np.float32)], NONE)
         (unknown,) = onnx([], [("y", "tensor(float)", [])]).to_prediction([np.zeros((2, 3), np.float32)], NONE)
 
-        assert [found.shape, kept.shape, unknown.shape] == [(), (1,), (2, 3)]
+        assert [found.shape, row.shape, unknown.shape] == [(), (1,), (2, 3)]

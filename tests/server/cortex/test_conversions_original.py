@@ -25,26 +25,26 @@ def _value(kind: str, value: Any) -> Any:
     return np.array(value["array"], dtype=value["dtype"]) if kind == "a" else value
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(found, float) and isinstance(wanted, float) and math.isnan(found):
-        return math.isnan(wanted)
-    return type(found) is type(wanted) and bool(found == wanted)
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(found, float) and isinstance(expected, float) and math.isnan(found):
+        return math.isnan(expected)
+    return type(found) is type(expected) and bool(found == expected)
 
 
-def _assert_is(found: Any, wanted: Any) -> None:
-    if isinstance(wanted, str):
-        assert found == wanted
+def _assert_is(found: Any, expected: Any) -> None:
+    if isinstance(expected, str):
+        assert found == expected
         return
     assert not isinstance(found, str), found
     elements = [each.decode("latin-1") if isinstance(each, bytes) else each for each in found.ravel().tolist()]
-    assert list(found.shape) == wanted[0]
-    assert len(elements) == len(wanted[1])
-    assert all(map(_same, elements, wanted[1])), (elements, wanted[1])
+    assert list(found.shape) == expected[0]
+    assert len(elements) == len(expected[1])
+    assert all(map(_same, elements, expected[1])), (elements, expected[1])
 
 
-def _made(make: Callable[[Any, Any], Any], value: Any, wanted: Any) -> Any:
+def _outcome(make: Callable[[Any, Any], Any], value: Any, expected: Any) -> Any:
     try:
-        return make(value, wanted)
+        return make(value, expected)
     except CastError as error:
         return str(error)
 
@@ -53,10 +53,10 @@ def _made(make: Callable[[Any, Any], Any], value: Any, wanted: Any) -> Any:
 def test_f15_f16_arrays_equal_those_of_numpy_1_17(kind: str, value: Any, results: dict[str, Any]) -> None:
     for name, result in results.items():
         if not str(result).startswith("expected dtype"):  # decided before a cast: test_conversions_onnx.py
-            _assert_is(_made(cast if kind == "a" else as_array, _value(kind, value), np.dtype(name)), result)
+            _assert_is(_outcome(cast if kind == "a" else as_array, _value(kind, value), np.dtype(name)), result)
 
 
 @pytest.mark.parametrize(("kind", "value", "results"), _cases("tensorflow_1_14.json"))
 def test_f21_tensors_equal_those_of_tensorflow_1_14(kind: str, value: Any, results: dict[str, Any]) -> None:
     for word, result in results.items():
-        _assert_is(_made(make_array, _value(kind, value), TENSOR_TYPES[word]), result)
+        _assert_is(_outcome(make_array, _value(kind, value), TENSOR_TYPES[word]), result)

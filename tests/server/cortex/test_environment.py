@@ -27,7 +27,7 @@ def _packages_and_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    def asked(source: str, files: dict[str, str] | None = None, handler: str = "handler.py") -> Needs:
+    def needs_in(source: str, files: dict[str, str] | None = None, handler: str = "handler.py") -> Needs:
         for name, text in {handler: source, **(files or {})}.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(textwrap.dedent(text))
@@ -36,7 +36,7 @@ def ask(tmp_path: Path) -> Ask:
         assert (needs.workers is None) == (not needs.reasons)
         return needs
 
-    return asked
+    return needs_in
 
 
 # -- handlers that run in the server ---------------------------------------------------------------------------

@@ -131,10 +131,10 @@ class TestFailures:
         async def scene(stage: Stage) -> None:
             hooks = await served(stage, spec(tmp_path, RAISING, workers=workers), label(1))
             for how, text in (("x", "'x'"), ("exit", "leaving"), ("refuse", "busy")):
-                told = self.TEXT.format("pre_inference", text)
-                assert await refusal(hooks.predict({"in": "pre", "how": how})) == (Code.INVALID, told), how
-            told = self.TEXT.format("post_inference", "'post'")
-            assert await refusal(hooks.predict({"in": "post"})) == (Code.INVALID, told)
+                message = self.TEXT.format("pre_inference", text)
+                assert await refusal(hooks.predict({"in": "pre", "how": how})) == (Code.INVALID, message), how
+            message = self.TEXT.format("post_inference", "'post'")
+            assert await refusal(hooks.predict({"in": "post"})) == (Code.INVALID, message)
             (logged,) = [each for each in caplog.records if "post_inference raised" in each.getMessage()]
             assert "KeyError: 'post'" in caplog.text
             assert logged.exc_info or logged.exc_text
@@ -205,10 +205,15 @@ def test_samples_are_converted_without_a_handler_file(act: Act, tmp_path: Path) 
 
 
 def test_tensorflow_handlers_get_the_whole_signature_map(act: Act, tmp_path: Path) -> None:
-    said = {"inputs": {"x": {"name": "x:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]}}},
-            "outputs": {"y": {"name": "y:0", "dtype": "DT_INT64", "tensorShape": {"dim": [{"size": "-1"}]}}},
-            "methodName": "tensorflow/serving/predict"}  # fmt: skip
-    described = {"signature_def": {"predict": said, "other": said}, "signature_key": "predict"}
+    signature_def = {
+        "inputs": {"x": {"name": "x:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]}}},
+        "outputs": {"y": {"name": "y:0", "dtype": "DT_INT64", "tensorShape": {"dim": [{"size": "-1"}]}}},
+        "methodName": "tensorflow/serving/predict",
+    }
+    described = {
+        "signature_def": {"predict": signature_def, "other": signature_def},
+        "signature_key": "predict",
+    }
     signature = Signature((TensorSpec("x", "FP64", (-1,)),), (TensorSpec("y", "INT64", (-1,)),), batched=True)
     source = """
         def pre_inference(sample, signature, metadata):
@@ -250,12 +255,12 @@ class TestReplicas:
             puppet = PuppetEngine(lambda inputs: [inputs[0][:, 0].astype(np.int64)])
             source = self.SOURCE.replace("prediction[0].argmax()", "prediction[0][0]")
             hooks = await served(stage, spec(tmp_path, source, replicas=8), puppet)
-            asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(24)]
+            calls = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(24)]
             for _ in range(3):
                 await puppet.gather(8)
                 assert puppet.waiting == 8
                 puppet.run()
-            answers = [json.loads(await each) for each in asked]
+            answers = [json.loads(await each) for each in calls]
             assert [each[:2] for each in answers] == [[n, n] for n in range(24)]
             # each replica gets the same dict in every call
             assert sum(each[2] == 1 for each in answers) == 8
@@ -265,10 +270,10 @@ class TestReplicas:
     async def run_as_many_as_light_replicas(self, folder: Path, stage: Stage) -> None:
         puppet = PuppetEngine(lambda _: [np.array([0])])
         hooks = await served(stage, spec(folder, self.SOURCE), puppet)
-        asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(LIGHT_REPLICAS)]
+        calls = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(LIGHT_REPLICAS)]
         await puppet.gather(LIGHT_REPLICAS)
         puppet.run()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*calls)
 
     def test_a_light_handler_has_more_replicas(self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas, "MAX_LIGHT_LOAD_NS", 1 << 62)
@@ -295,12 +300,12 @@ class TestReplicas:
         async def scene(stage: Stage) -> None:
             puppet = PuppetEngine(lambda _: [np.array([0])])
             hooks = await served(stage, spec(tmp_path, self.SOURCE), puppet)
-            asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(16)]
+            calls = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(16)]
             for _ in range(2):
                 await puppet.gather(DEFAULT_REPLICAS)
                 assert puppet.waiting == DEFAULT_REPLICAS
                 puppet.run()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*calls)
 
         act(scene)
 
@@ -312,7 +317,7 @@ class TestReplicas:
         path = tmp_path / "model.onnx"
         onnx.save(models.iris(), path)
 
-        async def whole() -> None:
+        async def main() -> None:
             engine = HookedEngine(Engine(asyncio.get_running_loop(), LOADERS))
             model = await engine.open(ModelSpec("m", 1, path, hooks=spec(tmp_path, self.SOURCE, workers=workers)))
             hooks = engine.hooks_of(model)
@@ -333,7 +338,7 @@ class TestReplicas:
                 await engine.retire((model,))
                 await engine.stop(5)
 
-        asyncio.run(whole())
+        asyncio.run(main())
 
 
 def test_a_model_kind_that_cortex_does_not_know_is_rejected(act: Act, tmp_path: Path) -> None:

@@ -194,9 +194,9 @@ class TestMistakes:
     def test_a_mistake_in_an_api_is_reported_with_its_line(
         self, more: str, line: int, message: str | None, tmp_path: Path
     ) -> None:
-        wanted = f"api: classifier: {message}" if message is not None else "non string key found: 1"
+        expected = f"api: classifier: {message}" if message is not None else "non string key found: 1"
 
-        assert finding_texts(read(tmp_path, NEW + more)) == [f"cortex.yaml:{line}: {wanted}"]
+        assert finding_texts(read(tmp_path, NEW + more)) == [f"cortex.yaml:{line}: {expected}"]
 
     @pytest.mark.parametrize(
         ("more", "message"),
@@ -236,10 +236,10 @@ class TestMistakes:
     def test_an_api_of_a_later_cortex_version_is_reported_by_that_error_alone(
         self, text: str, line: int, tmp_path: Path
     ) -> None:
-        (told,) = finding_texts(read(tmp_path, text))
+        (message,) = finding_texts(read(tmp_path, text))
 
-        assert told.startswith(f"cortex.yaml:{line}: APIs of Cortex 0.12 or later are not supported")
-        assert told.endswith('docs/cortex.md, "Later versions", describes how to migrate them')
+        assert message.startswith(f"cortex.yaml:{line}: APIs of Cortex 0.12 or later are not supported")
+        assert message.endswith('docs/cortex.md, "Later versions", describes how to migrate them')
 
     def test_all_mistakes_are_reported_together_in_the_order_of_the_file(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "    x: 1\n  y: 2\n  compute: {cpu: z}\n- kind: api\n  name: B\n  onnx: {}\n")
@@ -258,8 +258,8 @@ class TestMistakes:
 
         (text,) = finding_texts(read(tmp_path, NEW + more))
 
-        taken = 'endpoint "/iris/classifier" must be unique across apis: classifier (line 4) has the same one'
-        assert text == f"cortex.yaml:11: api: b: endpoint: {taken}"
+        message = 'endpoint "/iris/classifier" must be unique across apis: classifier (line 4) has the same one'
+        assert text == f"cortex.yaml:11: api: b: endpoint: {message}"
 
     def test_a_finding_names_its_api(self, tmp_path: Path) -> None:
         (finding,) = read(tmp_path, NEW + "  x: 1\n").findings

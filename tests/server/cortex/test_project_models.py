@@ -39,17 +39,17 @@ def write_zip(path: Path, *folders: str) -> Path:
 
 @pytest.fixture
 def models() -> Iterator[ModelFinder]:
-    made = ModelFinder()
-    yield made
-    made.close()
+    finder = ModelFinder()
+    yield finder
+    finder.close()
 
 
 class TestModelLocation:
     def test_a_model_is_found_in_the_project_or_by_its_absolute_path(self, models: ModelFinder, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").touch()
 
-        for said in ("m.onnx", str(tmp_path / "m.onnx"), "/mnt/project/m.onnx"):
-            found = models.find(api(tmp_path, said, "onnx"))
+        for path in ("m.onnx", str(tmp_path / "m.onnx"), "/mnt/project/m.onnx"):
+            found = models.find(api(tmp_path, path, "onnx"))
             assert (found.path, found.version) == (tmp_path / "m.onnx", 1)
 
     def test_a_model_on_s3_is_found_under_the_s3_root(self, tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ class TestSavedModel:
         with pytest.raises(ModelError) as caught:
             models.find(api(tmp_path, "export"))
 
-        said = str(caught.value)
-        assert said.startswith(EXPECTED_STRUCTURE)
-        assert said.splitlines()[0] == "invalid TF export directory."
-        more = said.removeprefix(EXPECTED_STRUCTURE).strip()
+        message = str(caught.value)
+        assert message.startswith(EXPECTED_STRUCTURE)
+        assert message.splitlines()[0] == "invalid TF export directory."
+        more = message.removeprefix(EXPECTED_STRUCTURE).strip()
         named = lacking.replace("00001", "...")
         assert more == ("" if lacking == SAVED_MODEL[0] else f"1/saved_model.pb exists without {named}")
 
@@ -225,23 +225,23 @@ class TestArchive:
         self, text: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         folder = tmp_path_factory.mktemp("zip")
-        whole = write_zip(folder / "whole.zip", "1").read_bytes()
-        for number, content in enumerate((text, whole[:cut], whole[:cut] + text + whole[cut:])):
+        archive = write_zip(folder / "whole.zip", "1").read_bytes()
+        for number, content in enumerate((text, archive[:cut], archive[:cut] + text + archive[cut:])):
             (folder / "m.zip").write_bytes(content)
             try:
                 assert unpack(folder / "m.zip", folder / str(number)) == "1"
             except ModelError as error:
-                told = str(error)
-                assert told
+                message = str(error)
+                assert message
 
 
 class TestStore:
     @pytest.fixture
     def store(self) -> Iterator[fsspec.AbstractFileSystem]:
-        made = fsspec.filesystem("memory")
-        yield made
-        made.store.clear()
-        made.pseudo_dirs[:] = [""]
+        memory_store = fsspec.filesystem("memory")
+        yield memory_store
+        memory_store.store.clear()
+        memory_store.pseudo_dirs[:] = [""]
 
     def test_an_onnx_file_is_fetched_from_a_store(
         self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path
@@ -274,25 +274,25 @@ class TestStore:
     def test_the_stamp_changes_when_the_object_in_the_store_changes(
         self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path
     ) -> None:
-        said = api(tmp_path, "memory://bucket/m.onnx", "onnx")
-        assert models.stamp(said) == ""
+        model_api = api(tmp_path, "memory://bucket/m.onnx", "onnx")
+        assert models.stamp(model_api) == ""
         store.pipe("/bucket/m.onnx", b"1")
-        before = models.stamp(said)
+        before = models.stamp(model_api)
 
         store.pipe("/bucket/m.onnx", b"2")
 
-        assert models.stamp(said) != before != ""
+        assert models.stamp(model_api) != before != ""
 
     def test_the_stamp_stays_the_same_when_the_store_cannot_be_read(
         self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path
     ) -> None:
-        said = api(tmp_path, "memory://bucket/m.onnx", "onnx")
+        model_api = api(tmp_path, "memory://bucket/m.onnx", "onnx")
         store.pipe("/bucket/m.onnx", b"1")
-        before = models.stamp(said)
+        before = models.stamp(model_api)
 
         store.rm("/bucket/m.onnx")
 
-        assert models.stamp(said) == before != ""
+        assert models.stamp(model_api) == before != ""
 
     def test_a_model_missing_in_a_store_is_reported(
         self, store: fsspec.AbstractFileSystem, models: ModelFinder, tmp_path: Path

@@ -179,13 +179,19 @@ class TestScalars:
 
 
 class TestNodes:
-    def plain(self, text: str) -> Any:
+    def plain_values(self, text: str) -> Any:
         return parse(text).unwrapped
 
     def test_quotes_and_tags_decide_the_type_of_a_scalar(self) -> None:
         text = """{a: '5', b: !!str 5, c: !!float 5, d: !other x, e: "yes", f: |\n  5\n}"""
 
-        assert self.plain(text.replace(", f: |\n  5\n", "")) == {"a": "5", "b": "5", "c": 5.0, "d": "x", "e": "yes"}
+        assert self.plain_values(text.replace(", f: |\n  5\n", "")) == {
+            "a": "5",
+            "b": "5",
+            "c": 5.0,
+            "d": "x",
+            "e": "yes",
+        }
 
     def test_nodes_have_the_lines_where_their_key_and_value_begin(self) -> None:
         root = parse("a:\n  b:\n  - 1\n")
@@ -195,7 +201,7 @@ class TestNodes:
         assert (root.line, inner.key_line, inner.line) == (1, 1, 2)
 
     def test_explicit_keys_override_merged_keys(self) -> None:
-        assert self.plain("a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc: {<<: [*a, *b], y: 3}\n")["c"] == {
+        assert self.plain_values("a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc: {<<: [*a, *b], y: 3}\n")["c"] == {
             "x": 1, "y": 3, "z": 2,
         }  # fmt: skip
 

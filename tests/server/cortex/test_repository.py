@@ -30,18 +30,18 @@ STATEFUL = (
 
 @pytest.fixture
 def models() -> Iterator[ModelFinder]:
-    made = ModelFinder()
-    yield made
-    made.close()
+    finder = ModelFinder()
+    yield finder
+    finder.close()
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     """A project with one API, whose model is an empty file."""
-    made = Project(tmp_path / "iris")
-    made.model("m.onnx").touch()
-    made.api("classifier", "models/m.onnx", HANDLER)
-    return made
+    iris = Project(tmp_path / "iris")
+    iris.model("m.onnx").touch()
+    iris.api("classifier", "models/m.onnx", HANDLER)
+    return iris
 
 
 def repository(models: ModelFinder, *projects: Project, **defaults: Any) -> CortexRepository:
@@ -139,14 +139,14 @@ class TestApiSpecs:
         project.api("u", "export", kind="tensorflow", _signature_key="predict")
         found = repository(models, project, tensorflow_rows=7, tensorflow_options={"allow_growth": "0"})
 
-        plain, keyed = spec_of(found.read("t")[0]), spec_of(found.read("u")[0])
+        unkeyed, keyed = spec_of(found.read("t")[0]), spec_of(found.read("u")[0])
 
-        assert (plain.version, plain.backend) == (1560263597, "tensorflow")
-        assert plain.path == project.folder / "export/1560263597"
-        assert plain.options == {"allow_growth": "0", "cortex_signature": "1", "worker.name": plain.name}
+        assert (unkeyed.version, unkeyed.backend) == (1560263597, "tensorflow")
+        assert unkeyed.path == project.folder / "export/1560263597"
+        assert unkeyed.options == {"allow_growth": "0", "cortex_signature": "1", "worker.name": unkeyed.name}
         assert keyed.options == {"allow_growth": "0", "TF_SIGNATURE_DEF": "predict", "worker.name": keyed.name}
-        assert plain.policy.default_max_batch_rows == 7
-        assert plain.frees_rows
+        assert unkeyed.policy.default_max_batch_rows == 7
+        assert unkeyed.frees_rows
 
     @pytest.mark.parametrize(("gpus", "device"), [((0, 1), "cuda:0"), ((1,), "cuda:1"), (None, "cuda:0")])
     def test_an_api_that_requests_a_gpu_is_placed_on_the_first_allowed_gpu(
@@ -284,12 +284,12 @@ class TestSeveralProjects:
         other = Project(tmp_path / "other", "second")
         other.api("b", "m.onnx", endpoint="/iris/classifier")
 
-        taken, kept = repository(models, project, other).scan()[0]
+        rejected, accepted = repository(models, project, other).scan()[0]
 
-        assert finding_texts(taken) == [
+        assert finding_texts(rejected) == [
             'cortex.yaml:3: api: b: endpoint is already in use by an API named "classifier" in the "iris" deployment'
         ]
-        assert kept.specs
+        assert accepted.specs
 
 
 class TestChanges:

@@ -32,10 +32,10 @@ def post_inference(prediction, signature, metadata):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path / "iris")
-    write_iris(made.model("iris.onnx"), None)
-    made.api("classifier", "models/iris.onnx", HANDLER, _metadata={"columns": list(SAMPLE)})
-    return made
+    iris = Project(tmp_path / "iris")
+    write_iris(iris.model("iris.onnx"), None)
+    iris.api("classifier", "models/iris.onnx", HANDLER, _metadata={"columns": list(SAMPLE)})
+    return iris
 
 
 def write_broken(project: Project) -> None:
@@ -44,15 +44,15 @@ def write_broken(project: Project) -> None:
 
 
 def index(url: str) -> dict[str, str]:
-    asked = urllib.request.Request(f"{url}/v2/repository/index", b"", method="POST")
-    with urllib.request.urlopen(asked, timeout=30) as answer:
+    request = urllib.request.Request(f"{url}/v2/repository/index", b"", method="POST")
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return {row["name"]: row["state"] + row.get("reason", "") for row in json.load(answer)}
 
 
 class TestServing:
     def test_an_api_is_served_at_its_endpoint_and_as_a_model(self, project: Project) -> None:
         with live_server(project.folder, dialect="cortex") as live:
-            assert post(live.http_port, "/iris/classifier", SAMPLE).seen[:2] == (200, b'"iris-setosa"\n')
+            assert post(live.http_port, "/iris/classifier", SAMPLE).triple[:2] == (200, b'"iris-setosa"\n')
             assert index(live.url) == {"classifier": "READY"}
 
     def test_a_project_can_be_served_by_the_path_of_its_file(self, project: Project) -> None:
@@ -145,9 +145,9 @@ class TestStarting:
     def test_a_path_that_is_not_a_project_fails_the_start(
         self, path: str, message: str, project: Project, tmp_path: Path
     ) -> None:
-        given = path if "://" in path else str(tmp_path / path)
+        address = path if "://" in path else str(tmp_path / path)
 
-        with pytest.raises(StartError, match=message), live_server(given, dialect="cortex"):  # type: ignore[arg-type]
+        with pytest.raises(StartError, match=message), live_server(address, dialect="cortex"):  # type: ignore[arg-type]
             pass
 
     def test_serving_a_project_without_its_dialect_suggests_the_dialect(self, project: Project) -> None:
@@ -193,13 +193,13 @@ class TestChecking:
 
         assert self.check(project.folder) == 0
 
-        said = capsys.readouterr().out
-        assert "classifier version 1, onnxruntime" in said
-        assert "  endpoint   POST /iris/classifier\n" in said
-        assert f"  project    {project.folder}, as of Cortex 0.9\n" in said
-        assert "  tracker    classification of 'label'\n" in said
-        assert f"  hooks      {project.folder}/handler.py" in said
-        assert said.endswith("2 versions would be served, 0 mistakes\n")
+        output = capsys.readouterr().out
+        assert "classifier version 1, onnxruntime" in output
+        assert "  endpoint   POST /iris/classifier\n" in output
+        assert f"  project    {project.folder}, as of Cortex 0.9\n" in output
+        assert "  tracker    classification of 'label'\n" in output
+        assert f"  hooks      {project.folder}/handler.py" in output
+        assert output.endswith("2 versions would be served, 0 mistakes\n")
 
     def test_the_check_prints_every_mistake(
         self, project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -212,12 +212,12 @@ class TestChecking:
 
         assert self.check(project.folder, other.folder) == 1
 
-        said = capsys.readouterr().out
-        assert f'{other.folder}/cortex.yaml:7: api: b: key "nonsense" is not supported\n' in said
-        assert f"{project.folder}/cortex.yaml:21: api: lost: onnx: model: models/lost.onnx: not found" in said
-        assert f"{project.folder}/wrong.py:1: function pre_inference: expected function arguments" in said
-        assert f"{project.folder}/cortex.yaml:17: api: broken: onnx: model: onnx runtime error 7: " in said
-        assert said.endswith("1 version would be served, 4 mistakes\n")
+        output = capsys.readouterr().out
+        assert f'{other.folder}/cortex.yaml:7: api: b: key "nonsense" is not supported\n' in output
+        assert f"{project.folder}/cortex.yaml:21: api: lost: onnx: model: models/lost.onnx: not found" in output
+        assert f"{project.folder}/wrong.py:1: function pre_inference: expected function arguments" in output
+        assert f"{project.folder}/cortex.yaml:17: api: broken: onnx: model: onnx runtime error 7: " in output
+        assert output.endswith("1 version would be served, 4 mistakes\n")
 
     def test_the_check_prints_that_a_fixed_row_axis_may_be_freed(
         self, project: Project, capsys: pytest.CaptureFixture[str]
@@ -226,9 +226,11 @@ class TestChecking:
         project.api("one", "models/one.onnx")
 
         assert self.check(project.folder) == 0
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
         assert (
-            said.count("none: the model has no batch axis, unless a trial run shows that its first axis of 1 is one\n")
+            output.count(
+                "none: the model has no batch axis, unless a trial run shows that its first axis of 1 is one\n"
+            )
             == 1
         )
 
@@ -237,15 +239,15 @@ class TestChecking:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         examples = Path(__file__).parents[3] / "examples" / "cortex"
-        made = Project(tmp_path / "iris")
-        made.api("a", "s3://penstock-examples/iris/tensorflow", old=True, tf_signature_key="predct")
+        iris = Project(tmp_path / "iris")
+        iris.api("a", "s3://penstock-examples/iris/tensorflow", old=True, tf_signature_key="predct")
 
-        assert cli.main(["check", "--dialect", "cortex", "--s3-root", f"{examples}/s3", str(made.folder)]) == 1
-        told = capsys.readouterr()
+        assert cli.main(["check", "--dialect", "cortex", "--s3-root", f"{examples}/s3", str(iris.folder)]) == 1
+        output = capsys.readouterr()
         text = "api: a: tf_signature_key: the model has no signature 'predct': it has 'predict'\n"
-        assert f"{made.folder}/cortex.yaml:" in told.out
-        assert text in told.out
-        assert told.err == ""
+        assert f"{iris.folder}/cortex.yaml:" in output.out
+        assert text in output.out
+        assert output.err == ""
 
     @pytest.mark.slow
     def test_the_check_reads_several_models_in_parallel_in_a_new_process(self, project: Project) -> None:

@@ -50,14 +50,14 @@ class HeldHooks:
 
     answer: bytes = b'"iris-setosa"\n'
     error: Exception | None = None
-    asked: list[tuple[Any, str, Mapping[str, Any]]] = field(default_factory=list)
+    calls: list[tuple[Any, str, Mapping[str, Any]]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
     yields: bool = False
 
-    def start(self, promise: Any, *said: Any, nbytes: int) -> asyncio.Task[None]:
+    def start(self, promise: Any, *arguments: Any, nbytes: int) -> asyncio.Task[None]:
         async def keep() -> None:
             try:
-                answer = await self.predict(*said)
+                answer = await self.predict(*arguments)
             except Exception as error:  # noqa: BLE001 - as a HookedRequest
                 promise.set_exception(error)
             else:
@@ -66,7 +66,7 @@ class HeldHooks:
         return asyncio.ensure_future(keep())
 
     async def predict(self, sample: Any, request_id: str, terms: Any, parameters: Mapping[str, Any]) -> bytes:
-        self.asked.append((sample, request_id, parameters))
+        self.calls.append((sample, request_id, parameters))
         await self.open.wait()
         if self.error is not None:
             raise self.error
@@ -134,7 +134,7 @@ class TestPredictions:
 
             assert (status, body, headers["content-type"]) == (200, b'"iris-setosa"\n', "application/json")
             assert headers["access-control-allow-headers"] == "*"
-            assert served.hooks.asked == [({"a": 1}, "me", {})]
+            assert served.hooks.calls == [({"a": 1}, "me", {})]
             assert served.counted == [1, 0, 0]
 
         run(main)
@@ -152,7 +152,7 @@ class TestPredictions:
             for line in ("content-type: text/plain", "x: y", "content-type: application/x-www-form-urlencoded"):
                 await served.one(request_bytes("/iris/m", b"{bad", line))
 
-            assert [sample for sample, _, _ in served.hooks.asked] == [None] * 3
+            assert [sample for sample, _, _ in served.hooks.calls] == [None] * 3
 
         run(main)
 
@@ -176,7 +176,7 @@ class TestPredictions:
             await served.one(chunked)
             await served.one(request_bytes("/iris/m", gzip.compress(b'{"a": 1}'), JSON, "content-encoding: gzip"))
 
-            assert [sample for sample, _, _ in served.hooks.asked] == [{"a": 1}] * 2
+            assert [sample for sample, _, _ in served.hooks.calls] == [{"a": 1}] * 2
             assert (await served.one(request_bytes("/iris/m", b"junk", JSON, "content-encoding: gzip")))[0] == 400
 
         run(main)
@@ -201,7 +201,7 @@ class TestPredictions:
                 while not served.answers:  # noqa: ASYNC110 - the thread sets no event
                     await asyncio.sleep(0)
 
-            assert served.hooks.asked[0][0] == sample
+            assert served.hooks.calls[0][0] == sample
 
         run(main)
 
@@ -272,9 +272,9 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             await served.one(request_bytes("/iris/m", b"1", JSON))
-            (gone,), served.engine.loaded = served.engine.loaded, [fake_model()]
+            (old,), served.engine.loaded = served.engine.loaded, [fake_model()]
             served.engine.generation += 1
-            served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
+            served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is old else None  # type: ignore[method-assign]
 
             assert (await served.one(request_bytes("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
 
@@ -376,11 +376,11 @@ class TestSmallPredictions:
         async def main() -> None:
             served = await self.served()
             await served.fed(request_bytes("/iris/m", ROW, JSON))
-            [gone] = served.engine.held
+            [cancelled] = served.engine.held
             served.transport.lose(None)
             await turns()
 
-            assert served.engine.cancelled == [gone]
+            assert served.engine.cancelled == [cancelled]
             assert (served.answers, served.counted) == ([], [0, 0, 0])
 
         run(main)
@@ -417,7 +417,7 @@ class TestTracking:
             status, body, _ = await served.one(request_bytes("/iris/m", b"1", JSON))
 
             assert (status, body) == (200, b'"iris-setosa"\n')
-            assert served.hooks.asked[0][2] == {"tracked": True}
+            assert served.hooks.calls[0][2] == {"tracked": True}
             assert served.service.prediction_metrics.for_api(served.repository.apis["m"]).class_counts == {
                 "iris-setosa": 1
             }
@@ -444,7 +444,7 @@ class TestDebug:
             served = Served()
             await served.one(request_bytes(f"/iris/m?{query}", b"1", JSON))
 
-            assert served.hooks.asked[0][2] == {"debug": True}
+            assert served.hooks.calls[0][2] == {"debug": True}
 
         run(main)
 

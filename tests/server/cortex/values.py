@@ -80,7 +80,7 @@ def tensorflow(
     batched: bool = True,
     **more: Any,
 ) -> Conversions:
-    def said(tensors: dict[str, tuple[str, list[int]]]) -> dict[str, Any]:
+    def tensor_infos(tensors: dict[str, tuple[str, list[int]]]) -> dict[str, Any]:
         return {
             name: {"name": f"{name}:0", "dtype": kind, "tensorShape": {"dim": [{"size": str(dim)} for dim in dims]}}
             for name, (kind, dims) in tensors.items()
@@ -93,7 +93,11 @@ def tensorflow(
         )
 
     outputs = outputs or {}
-    predict = {"inputs": said(inputs), "outputs": said(outputs), "methodName": "tensorflow/serving/predict"}
+    predict = {
+        "inputs": tensor_infos(inputs),
+        "outputs": tensor_infos(outputs),
+        "methodName": "tensorflow/serving/predict",
+    }
     described = {"signature_def": {"predict": predict, "other": {}}, "signature_key": "predict"}
     signature = Signature(specs(inputs), specs(outputs), batched)
     return conversions(ModelDescription(signature, [], [], described, settings("tensorflow", **more)))

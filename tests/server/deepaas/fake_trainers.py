@@ -72,16 +72,16 @@ class FakeTrainer:
 
 
 class Bench:
-    """Trainings with FakeTrainers. `made`: the trainers, in order."""
+    """Trainings with FakeTrainers: `trainers`, in the order in which they started."""
 
     def __init__(self, at_once: int = 1, file: Path | None = None) -> None:
         self.clock = Clock()
-        self.made: list[FakeTrainer] = []
+        self.trainers: list[FakeTrainer] = []
         self.runs = Trainings(self._make, Store(file), at_once, self.clock)
 
     def _make(self, name: str, uuid: str, line: Callable[[str], None]) -> FakeTrainer:
-        self.made.append(FakeTrainer(name, uuid, line))
-        return self.made[-1]
+        self.trainers.append(FakeTrainer(name, uuid, line))
+        return self.trainers[-1]
 
     async def add(self, name: str = "m", request: bytes = b"asked") -> str:
         """Add a training. Returns: its uuid, once it runs or waits."""

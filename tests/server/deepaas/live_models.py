@@ -51,7 +51,7 @@ def ask(port: int, method: str, path: str, body: bytes = b"", kind: str = "", **
         connection.close()
 
 
-def asked_until(holds: Callable[[Answer], bool], port: int, path: str) -> Answer:
+def ask_until(holds: Callable[[Answer], bool], port: int, path: str) -> Answer:
     """Ask until the condition holds: another process can only be polled."""
     limit_s = time.monotonic() + 60
     while not holds(answer := ask(port, "GET", path)):
@@ -63,7 +63,7 @@ def asked_until(holds: Callable[[Answer], bool], port: int, path: str) -> Answer
 
 def ended(port: int, uuid: str) -> Any:
     """Wait for a training's end. Returns: its record."""
-    return asked_until(lambda answer: answer.json["status"] != "running", port, TRAIN + uuid).json
+    return ask_until(lambda answer: answer.json["status"] != "running", port, TRAIN + uuid).json
 
 
 def pids_of(pipe: str) -> list[int]:
@@ -76,13 +76,13 @@ class Later(threading.Thread):
 
     def __init__(self, port: int, method: str, path: str, **arguments: str) -> None:
         super().__init__(daemon=True)
-        self._asked = (port, method, f"{path}?{urlencode(arguments)}")
+        self._request = (port, method, f"{path}?{urlencode(arguments)}")
         self.answer = Answer(0, "", b"")
         self.start()
 
     def run(self) -> None:
         """Ask."""
-        self.answer = ask(*self._asked)
+        self.answer = ask(*self._request)
 
 
 @dataclass

@@ -25,7 +25,7 @@ JSON = st.recursive(
 )
 
 
-def taken(answer: bytes) -> tuple[int, str, str, bytes]:
+def parsed(answer: bytes) -> tuple[int, str, str, bytes]:
     """Take an answer apart."""
     status, content_type, lines, body = read_answer(answer)
     return status, content_type.decode(), lines.decode(), body
@@ -55,7 +55,7 @@ class TestJson:
             write_json(value)
 
     def test_a_json_answer_has_the_json_content_type(self) -> None:
-        assert taken(json_answer({"é": 1})) == (200, "application/json; charset=utf-8", "", b'{"\\u00e9": 1}')
+        assert parsed(json_answer({"é": 1})) == (200, "application/json; charset=utf-8", "", b'{"\\u00e9": 1}')
 
 
 class TestContent:
@@ -68,10 +68,10 @@ class TestContent:
         ids=lambda value: type(value).__name__,
     )  # fmt: skip
     def test_bytes_and_strings_are_sent_unchanged(self, value: Any) -> None:
-        assert taken(content_answer(value, "text/csv")) == (200, "text/csv", "", b"h\xc3\xa9")
+        assert parsed(content_answer(value, "text/csv")) == (200, "text/csv", "", b"h\xc3\xa9")
 
     def test_none_is_sent_as_an_empty_body(self) -> None:
-        assert taken(content_answer(None, "image/png")) == (200, "image/png", "", b"")
+        assert parsed(content_answer(None, "image/png")) == (200, "image/png", "", b"")
 
     @pytest.mark.parametrize("name", ["x.zip", 'é "q" a.png'])
     def test_a_file_is_sent_whole_with_its_name(self, name: str, tmp_path: Path) -> None:
@@ -79,12 +79,12 @@ class TestContent:
         path.write_bytes(b"of the file")
         with path.open("rb") as file:
             file.read(3)
-            found = taken(content_answer(file, "application/zip"))
-        said = "x.zip" if name == "x.zip" else "%C3%A9%20%22q%22%20a.png"
+            found = parsed(content_answer(file, "application/zip"))
+        filename = "x.zip" if name == "x.zip" else "%C3%A9%20%22q%22%20a.png"
         assert found == (
             200,
             "application/zip",
-            f'Content-Disposition: attachment; filename="{said}"\r\n',
+            f'Content-Disposition: attachment; filename="{filename}"\r\n',
             b"of the file",
         )
 
@@ -92,21 +92,21 @@ class TestContent:
     def test_a_file_in_memory_is_sent_with_the_name_it_was_given(self, kind: type[Any]) -> None:
         buffer = kind()
         buffer.name = "/some/where/out put.pdf"
-        said = 'Content-Disposition: attachment; filename="out%20put.pdf"\r\n'
-        assert taken(content_answer(buffer, "application/pdf")) == (200, "application/pdf", said, b"")
+        disposition = 'Content-Disposition: attachment; filename="out%20put.pdf"\r\n'
+        assert parsed(content_answer(buffer, "application/pdf")) == (200, "application/pdf", disposition, b"")
 
     @pytest.mark.parametrize("name", ["", "<stdout>", "<x", 7, None])
     def test_a_file_without_a_valid_name_is_sent_without_one(self, name: Any) -> None:
         buffer: Any = io.BytesIO()
         buffer.name = name
-        assert taken(content_answer(buffer, "image/png"))[2] == ""
+        assert parsed(content_answer(buffer, "image/png"))[2] == ""
 
     def test_a_closed_file_is_read_again_and_a_deleted_one_is_an_error(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
         path.write_bytes(b"x")
         with path.open("rb") as file:
             pass
-        assert taken(content_answer(file, "image/png"))[3] == b"x"
+        assert parsed(content_answer(file, "image/png"))[3] == b"x"
         path.unlink()
         with pytest.raises(FileNotFoundError):
             content_answer(file, "image/png")
@@ -121,32 +121,32 @@ class TestContent:
             content_answer(b"", "image/png\r\nX-More: 1")
 
     def test_a_string_is_encoded_in_the_charset_of_its_type(self) -> None:
-        assert taken(content_answer("é", "text/plain; charset=latin-1"))[3] == b"\xe9"
+        assert parsed(content_answer("é", "text/plain; charset=latin-1"))[3] == b"\xe9"
 
 
 class TestErrors:
     def test_an_exception_is_answered_in_the_originals_words_and_logged(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert taken(error_answer(ValueError("boom"))) == (500, "text/plain; charset=utf-8", "", TROUBLE)
+        assert parsed(error_answer(ValueError("boom"))) == (500, "text/plain; charset=utf-8", "", TROUBLE)
         assert "ValueError: boom" in capsys.readouterr().err
 
     def test_an_exception_is_shown_to_the_client_if_configured(self) -> None:
-        assert taken(error_answer(ValueError("b\udce9m"), shown=True))[3] == TROUBLE + b"\n\nValueError: b?m"
+        assert parsed(error_answer(ValueError("b\udce9m"), shown=True))[3] == TROUBLE + b"\n\nValueError: b?m"
 
     def test_an_exception_whose_text_cannot_be_made_is_answered(self) -> None:
         class MuteError(Exception):
             def __str__(self) -> str:
                 raise RuntimeError
 
-        assert taken(error_answer(MuteError(), shown=True))[3] == TROUBLE + b"\n\nMuteError: "
+        assert parsed(error_answer(MuteError(), shown=True))[3] == TROUBLE + b"\n\nMuteError: "
 
     def test_headers_of_an_http_exception_are_sent(self) -> None:
         error = web.HTTPMethodNotAllowed("GET", ["POST", "PUT"])
-        assert taken(error_answer(error))[2] == "Allow: POST,PUT\r\n"
+        assert parsed(error_answer(error))[2] == "Allow: POST,PUT\r\n"
 
     @pytest.mark.parametrize(
-        ("error", "wanted"),
+        ("error", "expected"),
         [
             (web.HTTPBadRequest(reason="bad thing"), (400, "text/plain; charset=utf-8", "", b"400: bad thing")),
             (web.HTTPConflict(text="of its own"), (409, "text/plain; charset=utf-8", "", b"of its own")),
@@ -160,23 +160,27 @@ class TestErrors:
         ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
     )
     def test_an_http_exception_is_answered_with_its_status_and_text(
-        self, error: Exception, wanted: tuple[int, str, str, bytes]
+        self, error: Exception, expected: tuple[int, str, str, bytes]
     ) -> None:
-        assert taken(error_answer(error)) == wanted
+        assert parsed(error_answer(error)) == expected
 
     @pytest.mark.parametrize("odd", ["a\r\nb: c", "a\0b", "a\x7f"])
     def test_an_http_exception_with_control_characters_in_a_header_is_an_internal_error(self, odd: str) -> None:
-        saids: list[dict[str, Any]] = [{"headers": {"X-More": odd}}, {"headers": {odd: "x"}}, {"content_type": odd}]
-        for said in saids:
-            error = web.HTTPBadRequest(text="bad", **said)
+        keyword_sets: list[dict[str, Any]] = [
+            {"headers": {"X-More": odd}},
+            {"headers": {odd: "x"}},
+            {"content_type": odd},
+        ]
+        for keywords in keyword_sets:
+            error = web.HTTPBadRequest(text="bad", **keywords)
 
-            assert taken(error_answer(error)) == (500, "text/plain; charset=utf-8", "", TROUBLE)
+            assert parsed(error_answer(error)) == (500, "text/plain; charset=utf-8", "", TROUBLE)
 
     def test_an_http_exception_without_a_status_is_answered_with_500(self) -> None:
-        assert taken(error_answer(web.HTTPException(reason="bad thing")))[::3] == (500, b"500: bad thing")
+        assert parsed(error_answer(web.HTTPException(reason="bad thing")))[::3] == (500, b"500: bad thing")
 
     @pytest.mark.parametrize(
-        ("reason", "said"),
+        ("reason", "body"),
         [(ValueError("bad thing"), b"bad thing"), ("bad\nthing", b"bad\nthing"), (KeyError("k"), b"'k'")],
         ids=["an exception", "two lines", "a key"],
     )
@@ -184,23 +188,23 @@ class TestErrors:
         ("kind", "status"), [(web.HTTPBadRequest, 400), (web.HTTPNotFound, 404), (web.HTTPException, 500)]
     )
     def test_an_http_exception_with_a_reason_that_aiohttp_rejects_is_answered(
-        self, kind: type[web.HTTPException], status: int, reason: Any, said: bytes
+        self, kind: type[web.HTTPException], status: int, reason: Any, body: bytes
     ) -> None:
         error = raised_by(lambda: kind(reason=reason))
-        assert taken(error_answer(error)) == (status, "text/plain; charset=utf-8", "", b"%d: %b" % (status, said))
+        assert parsed(error_answer(error)) == (status, "text/plain; charset=utf-8", "", b"%d: %b" % (status, body))
 
     def test_an_exception_of_the_model_with_a_reason_is_not_an_http_exception(self) -> None:
         class Refused:
             def __init__(self, reason: str) -> None:
                 raise ValueError(reason)
 
-        assert taken(error_answer(raised_by(lambda: Refused(reason="x"))))[3] == TROUBLE
+        assert parsed(error_answer(raised_by(lambda: Refused(reason="x"))))[3] == TROUBLE
 
 
 def raised_by(do: Callable[[], Any]) -> Exception:
     """Return the exception that `do` raises, or its result, as with versions of aiohttp that take any reason."""
     try:
-        made: Exception = do()
+        result: Exception = do()
     except Exception as error:  # noqa: BLE001 - whichever it is
         return error
-    return made
+    return result

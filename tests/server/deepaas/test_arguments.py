@@ -19,30 +19,30 @@ from penstock.server.carrying.messages import read_answer
 from penstock.server.deepaas.inside.answers import Refusal
 from penstock.server.deepaas.inside.arguments import AcceptArgument, Arguments
 
-from .worker_calls import FORM, asked, parts
+from .worker_calls import FORM, parts, request_of
 
 JSON, URLENCODED = "application/json", "application/x-www-form-urlencoded"
 Inner = marshmallow.Schema.from_dict({"x": fields.Int(required=True)})
 
 
-def read(declared: dict[str, Any], **said: Any) -> Any:
+def read(declared: dict[str, Any], **keywords: Any) -> Any:
     """Read the arguments of a request. Returns: the arguments, or the errors that the client receives."""
-    value = said.pop("value", None)
+    value = keywords.pop("value", None)
     if value is not None:
-        said |= {"body": json.dumps(value).encode(), "content_type": JSON}
+        keywords |= {"body": json.dumps(value).encode(), "content_type": JSON}
     try:
-        return Arguments(declared).read(asked(**said))
+        return Arguments(declared).read(request_of(**keywords))
     except Refusal as refusal:
         status, content_type, _, body = read_answer(refusal.answer)
         assert (status, content_type) == (422, b"application/json")
         return json.loads(body, object_pairs_hook=OrderedDict)
 
 
-def old(kind: Any, *inner: Any, **said: Any) -> Any:
+def old(kind: Any, *inner: Any, **keywords: Any) -> Any:
     """Make a field as written for marshmallow 3, with keywords that later versions do not take."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return kind(*inner, **said)
+        return kind(*inner, **keywords)
 
 
 def test_arguments_are_in_declaration_order_however_marshmallow_orders_fields(
@@ -71,7 +71,7 @@ class TestPlaces:
         assert read({"a": fields.Int()}, value={"a": 3}) == {"a": 3}
 
     @pytest.mark.parametrize(
-        ("said", "names"),
+        ("keywords", "names"),
         [
             ({"query": "{}=1"}, ["anywhere", "query"]),
             ({"body": b"{}=1", "content_type": URLENCODED}, ["anywhere", "form"]),
@@ -82,16 +82,16 @@ class TestPlaces:
         ids=["query", "form", "json", "headers", "cookies"],
     )
     def test_an_argument_is_read_from_the_location_that_its_field_declares(
-        self, said: dict[str, Any], names: list[str]
+        self, keywords: dict[str, Any], names: list[str]
     ) -> None:
-        said = dict(said)
-        if "query" in said:
-            said["query"] = "&".join(f"{name}=1" for name in self.DECLARED)
-        if "body" in said:
-            said["body"] = "&".join(f"{name}=1" for name in self.DECLARED).encode()
-        if "value" in said:
-            said["value"] = dict.fromkeys(self.DECLARED, "1")
-        assert read(self.DECLARED, **said) == dict.fromkeys(names, "1")
+        keywords = dict(keywords)
+        if "query" in keywords:
+            keywords["query"] = "&".join(f"{name}=1" for name in self.DECLARED)
+        if "body" in keywords:
+            keywords["body"] = "&".join(f"{name}=1" for name in self.DECLARED).encode()
+        if "value" in keywords:
+            keywords["value"] = dict.fromkeys(self.DECLARED, "1")
+        assert read(self.DECLARED, **keywords) == dict.fromkeys(names, "1")
 
     def test_a_location_may_be_declared_as_for_webargs_fields(self) -> None:
         field = old(of_webargs.Field, missing=None, type="file", location="form")
@@ -105,7 +105,7 @@ class TestPlaces:
         broken = {"body": b"{bad", "content_type": JSON}
         assert read({"a": fields.Int()}, query="a=1", **broken) == {"a": 1}
         with pytest.raises(Refusal) as refusal:
-            Arguments({"a": fields.Int(), "b": fields.Int()}).read(asked(query="a=x", **broken))
+            Arguments({"a": fields.Int(), "b": fields.Int()}).read(request_of(query="a=x", **broken))
         assert read_answer(refusal.value.answer)[0] == 400
 
     def test_json_that_is_not_an_object_contains_no_arguments(self) -> None:
@@ -166,8 +166,8 @@ class TestDefaults:
 
     def test_a_mutable_default_is_new_for_each_call(self) -> None:
         arguments = Arguments({"a": fields.List(fields.Int(), load_default=[1])})
-        arguments.read(asked())["a"].append(2)
-        assert arguments.read(asked()) == {"a": [1]}
+        arguments.read(request_of())["a"].append(2)
+        assert arguments.read(request_of()) == {"a": [1]}
 
     def test_the_default_of_a_required_argument_is_ignored(self) -> None:
         field = fields.Int(required=True)
@@ -215,32 +215,32 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*FIELDS, "key", "other"]), VALUES))
 def test_arguments_are_read_as_marshmallow_loads_them(value: dict[str, Any]) -> None:
-    wanted: Any
+    expected: Any
     known = {(field.data_key or name): (name, field) for name, field in FIELDS.items()}
     sent = {}
     for name in known:  # in the order of declaration
         if name in value:
             of_list = isinstance(known[name][1], fields.List)
-            kept = value[name]
-            sent[name] = [kept] if of_list and kept is not None and not isinstance(kept, list) else kept
+            single = value[name]
+            sent[name] = [single] if of_list and single is not None and not isinstance(single, list) else single
     try:
-        wanted = marshmallow.Schema.from_dict(FIELDS)().load(sent)
+        expected = marshmallow.Schema.from_dict(FIELDS)().load(sent)
     except marshmallow.ValidationError as error:
-        wanted = json.loads(json.dumps(error.messages))
+        expected = json.loads(json.dumps(error.messages))
     found = read(FIELDS, value=value)
-    assert found == wanted
+    assert found == expected
     if not isinstance(vars(marshmallow.Schema)["set_class"], property):  # before 3.26, marshmallow has no order
-        assert list(found) == list(wanted)
+        assert list(found) == list(expected)
 
 
 class TestAccept:
     CHOICES: ClassVar = ["application/zip", "image/png", "application/json"]
 
-    def declared(self, **said: Any) -> dict[str, Any]:
-        return {"accept": fields.Str(validate=validate.OneOf(self.CHOICES), **said)}
+    def declared(self, **keywords: Any) -> dict[str, Any]:
+        return {"accept": fields.Str(validate=validate.OneOf(self.CHOICES), **keywords)}
 
-    def read(self, declared: dict[str, Any], *, by_header: bool = False, **said: Any) -> Any:
-        accepting, request = AcceptArgument(declared, by_header=by_header), asked(**said)
+    def read(self, declared: dict[str, Any], *, by_header: bool = False, **keywords: Any) -> Any:
+        accepting, request = AcceptArgument(declared, by_header=by_header), request_of(**keywords)
         try:
             return Arguments(accepting.arguments).read(request, accepting.from_header(request.line.headers))
         except Refusal as refusal:
@@ -254,8 +254,8 @@ class TestAccept:
 
     def test_accept_may_be_any_type_but_the_error_lists_only_the_choices(self) -> None:
         assert self.read(self.declared(), query="accept=*/*") == {"accept": "*/*"}
-        wanted = {"accept": ["Must be one of: application/zip, image/png, application/json."]}
-        assert self.read(self.declared(), query="accept=text/html") == wanted
+        expected = {"accept": ["Must be one of: application/zip, image/png, application/json."]}
+        assert self.read(self.declared(), query="accept=text/html") == expected
 
     def test_reading_accept_does_not_change_the_users_choices_and_field(self) -> None:
         declared = self.declared()
@@ -292,8 +292,8 @@ class TestAccept:
         assert self.read(self.declared(), by_header=True, headers=(("accept", header),)) == {"accept": chosen}
 
     def test_an_accept_argument_takes_precedence_over_the_header(self) -> None:
-        said = {"query": "accept=application/json", "headers": (("accept", "image/png"),)}
-        assert self.read(self.declared(), by_header=True, **said) == {"accept": "application/json"}
+        keywords = {"query": "accept=application/json", "headers": (("accept", "image/png"),)}
+        assert self.read(self.declared(), by_header=True, **keywords) == {"accept": "application/json"}
 
     @given(st.text())
     def test_any_accept_header_selects_one_of_the_choices_or_none(self, header: str) -> None:

@@ -45,8 +45,10 @@ def get_predict_args():
 
 def predict(**arguments):
     file = arguments.pop("file")
-    if arguments["accept"] == "image/png":
+    if arguments["accept"].startswith("image/"):
         return io.BytesIO(b"\\x89PNG")
+    if arguments["accept"] == "*/*":
+        return "any"
     if arguments["text"] == "fails":
         raise ValueError("predict boom")
     if file is not None:
@@ -81,7 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Any:
+def run_cli(capsys: pytest.CaptureFixture[str]) -> Any:
     """Return the lines that a command line prints."""
 
     def of(*words: str, status: int = 0) -> list[str]:
@@ -96,57 +98,66 @@ def returned(lines: list[str]) -> Any:
     return lines[-1].removeprefix("return: ")
 
 
-def test_metadata_is_printed_as_json_on_request_and_without_a_method(said: Any) -> None:
-    assert said("m=called", "get_metadata") == ["get_metadata was called.", 'return: {"name": "caf\\u00e9"}']
-    assert said("m=called") == [
+def test_metadata_is_printed_as_json_on_request_and_without_a_method(run_cli: Any) -> None:
+    assert run_cli("m=called", "get_metadata") == ["get_metadata was called.", 'return: {"name": "caf\\u00e9"}']
+    assert run_cli("m=called") == [
         "None was called.",
         "No Method was requested! Return get_metadata()",
         'return: {"name": "caf\\u00e9"}',
     ]
 
 
-def test_warm_reports_when_it_has_finished(said: Any) -> None:
-    assert said("m=called", "warm") == ["warm was called.", "return: Finished warm() method"]
+def test_warm_reports_when_it_has_finished(run_cli: Any) -> None:
+    assert run_cli("m=called", "warm") == ["warm was called.", "return: Finished warm() method"]
 
 
-def test_predict_is_called_with_defaults_after_warm(said: Any) -> None:
-    assert eval(returned(said("m=called", "predict"))) == DEFAULTS
+def test_predict_is_called_with_defaults_after_warm(run_cli: Any) -> None:
+    assert eval(returned(run_cli("m=called", "predict"))) == DEFAULTS
 
 
-def test_arguments_are_parsed_by_their_fields_including_names_with_hyphens(said: Any) -> None:
+def test_arguments_are_parsed_by_their_fields_including_names_with_hyphens(run_cli: Any) -> None:
     words = ["--text", "x y", "--int=5", "--bool", "no", "--list", "[1, 2]", "--dict", "{'b': [1]}", "--a-hyphen", "hh"]
 
-    assert eval(returned(said("m=called", "predict", *words, "--absent", "a", "--method", "train"))) == {
+    assert eval(returned(run_cli("m=called", "predict", *words, "--absent", "a", "--method", "train"))) == {
         **DEFAULTS, "text": "x y", "int": 5, "bool": False, "list": [1, 2], "dict": {"b": [1]}, "a-hyphen": "hh",
         "absent": "a", "method": "train",
     }  # fmt: skip
 
 
-def test_a_file_argument_is_an_upload_of_a_copy(said: Any, folder: Path) -> None:
+def test_a_file_argument_is_an_upload_of_a_copy(run_cli: Any, folder: Path) -> None:
     (folder / "f.txt").write_text("of the file")
-    found = eval(returned(said("m=called", "predict", "--file", "f.txt")))
+    found = eval(returned(run_cli("m=called", "predict", "--file", "f.txt")))
 
     assert found["file"] == ["data", "text/plain", "f.txt", "of the file"]
     assert (folder / "f.txt").exists()
 
 
-def test_a_model_is_not_warmed_with_the_nowarm_flag(said: Any) -> None:
-    assert eval(returned(said("m=called", "--nowarm", "predict")))["warmed"] == 0
+def test_a_model_is_not_warmed_with_the_nowarm_flag(run_cli: Any) -> None:
+    assert eval(returned(run_cli("m=called", "--nowarm", "predict")))["warmed"] == 0
 
 
-def test_the_result_of_predict_is_stored_with_the_extension_of_its_type(said: Any, folder: Path) -> None:
+def test_the_result_of_predict_is_stored_with_the_extension_of_its_type(run_cli: Any, folder: Path) -> None:
     assert (
-        returned(said("m=called", "--deepaas_method_output", "out/y.json", "predict"))
+        returned(run_cli("m=called", "--deepaas_method_output", "out/y.json", "predict"))
         == "Output is saved in out/y.json"
     )
     assert json.loads((folder / "out" / "y.json").read_text()) == DEFAULTS
-    lines = said("m=called", "--deepaas_method_output", "y.bin", "predict", "--accept", "image/png")
+    lines = run_cli("m=called", "--deepaas_method_output", "y.bin", "predict", "--accept", "image/png")
     assert lines[1] == "You are trying to store .png type data in the file with .bin extension!"
     assert (folder / "y.bin.png").read_bytes() == b"\x89PNG"
 
 
-def test_train_prints_a_record(said: Any) -> None:
-    record = json.loads(returned(said("m=called", "train", "--epochs", "2")))
+@pytest.mark.parametrize(("accept", "content"), [("image/*", b"\x89PNG"), ("*/*", b'"any"')])
+def test_the_result_of_predict_is_stored_if_its_type_has_no_extension(
+    run_cli: Any, folder: Path, accept: str, content: bytes
+) -> None:
+    lines = run_cli("m=called", "--deepaas_method_output", "y", "predict", "--accept", accept)
+
+    assert (returned(lines), (folder / "y").read_bytes()) == ("Output is saved in y", content)
+
+
+def test_train_prints_a_record(run_cli: Any) -> None:
+    record = json.loads(returned(run_cli("m=called", "train", "--epochs", "2")))
 
     assert (list(record), list(record["result"])) == (
         ["date", "args", "status", "uuid", "result"],
@@ -181,10 +192,10 @@ USAGE = "deepaas-cli [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--A
 def test_a_wrong_command_line_ends_with_status_2(
     words: list[str], last: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["deepaas-cli", "m=called", *words])
 
-    assert left.value.code == 2
+    assert exit_info.value.code == 2
     assert capsys.readouterr().err.strip().replace("get_metadata, warm", "'get_metadata', 'warm'").endswith(last)
 
 
@@ -193,28 +204,28 @@ def test_an_exception_of_a_model_exits_with_status_1_and_a_traceback(capsys: pyt
     assert capsys.readouterr().err.endswith("ValueError: predict boom\n")
 
 
-def test_a_result_of_train_that_is_not_json_is_shown_as_text(said: Any, folder: Path) -> None:
+def test_a_result_of_train_that_is_not_json_is_shown_as_text(run_cli: Any, folder: Path) -> None:
     (folder / "giving.py").write_text("def train(): return {'saved in m'}\n")
-    record = json.loads(returned(said("m=giving", "train")))
+    record = json.loads(returned(run_cli("m=giving", "train")))
     assert (record["status"], record["result"]["output"]) == ("done", "{'saved in m'}")
 
 
-def test_train_arguments_that_cannot_be_read_do_not_prevent_predict(said: Any, folder: Path) -> None:
+def test_train_arguments_that_cannot_be_read_do_not_prevent_predict(run_cli: Any, folder: Path) -> None:
     (folder / "halved.py").write_text("def get_train_args(): raise ValueError\ndef predict(): return 5\n")
 
-    assert returned(said("m=halved", "predict")) == "5"
-    assert said("m=halved", "get_metadata")[-1] == 'return: {"name": "m"}'
+    assert returned(run_cli("m=halved", "predict")) == "5"
+    assert run_cli("m=halved", "get_metadata")[-1] == 'return: {"name": "m"}'
 
 
 def test_one_of_several_installed_models_must_be_selected(
-    said: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_cli: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = Installed([("m", "called"), ("n", "no_such_module")], "3.26.2")
     monkeypatch.setattr(cli, "installed_in", lambda: there)
 
-    said(status=1)
-    assert returned(said("--model-name", "m", "get_metadata")) == '{"name": "caf\\u00e9"}'
+    run_cli(status=1)
+    assert returned(run_cli("--model-name", "m", "get_metadata")) == '{"name": "caf\\u00e9"}'
     monkeypatch.setenv("DEEPAAS_V2_MODEL", "m")
-    assert returned(said("get_metadata")) == '{"name": "caf\\u00e9"}'
+    assert returned(run_cli("get_metadata")) == '{"name": "caf\\u00e9"}'
     assert main(["deepaas-cli", "--model-name", "x", "get_metadata"]) == 1
     assert capsys.readouterr().err.endswith("Available models: ['m', 'n']\n")

@@ -157,7 +157,7 @@ def test_the_command_of_an_older_image_is_accepted(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--listen-port", "70000"], "argument --listen_port: Invalid Port(min=0, max=65535) value: 70000"),
         (["--client-max-size", "-1"], "argument --client_max_size: Invalid Integer(min=0) value: -1"),
@@ -167,27 +167,27 @@ def test_the_command_of_an_older_image_is_accepted(home: Path) -> None:
     ids=["port", "size", "workers", "base path"],
 )
 def test_an_invalid_option_value_exits_with_status_1(
-    home: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(home))
 
     assert command.run(words, lambda _: 0) == 1
-    assert capsys.readouterr().err == f"{said}\n"
+    assert capsys.readouterr().err == f"{message}\n"
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["--no-warm"], ["mod"], ["--listen_port", "7"]])
 def test_an_unknown_argument_exits_with_status_2(home: Path, words: list[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         parsed_command(home, *words)
 
-    assert left.value.code == 2
+    assert exit_info.value.code == 2
 
 
 def test_the_version_is_the_originals(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["deepaas-run", "--version"])
 
-    assert (left.value.code, capsys.readouterr().out) == (0, "2.6.0\n")
+    assert (exit_info.value.code, capsys.readouterr().out) == (0, "2.6.0\n")
 
 
 def test_the_command_runs_when_called_by_its_name_through_a_link(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

@@ -42,9 +42,9 @@ class Read(HTMLParser):
         return [attributes for name, attributes in self.found if name == tag]
 
 
-def shown(*parameters: dict[str, Any], trainings: Any = (), **said: Any) -> str:
+def shown(*parameters: dict[str, Any], trainings: Any = (), **fields: Any) -> str:
     """Render the page of a server with one model."""
-    description = ModelDescription(predict_args={"parameters": list(parameters)}, **said)
+    description = ModelDescription(predict_args={"parameters": list(parameters)}, **fields)
     models = [ModelState("m", description, {"description": "D"}, trainings)]
     return console.page("/base", models, predict=True, train=True).decode()
 
@@ -86,12 +86,12 @@ def test_every_argument_has_a_label_and_a_description() -> None:
 
 
 def test_a_browser_without_scripts_shows_a_note_about_empty_fields() -> None:
-    [told] = re.findall(r"<noscript>(.*?)</noscript>", shown())
-    assert "the empty ones as empty texts" in told
+    [note] = re.findall(r"<noscript>(.*?)</noscript>", shown())
+    assert "the empty ones as empty texts" in note
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("field", "expected"),
     [
         ({"type": "integer"}, {"type": "number", "step": "1"}),
         ({"type": "number"}, {"type": "number", "step": "any"}),
@@ -105,10 +105,10 @@ def test_a_browser_without_scripts_shows_a_note_about_empty_fields() -> None:
     ],
     ids=str,
 )
-def test_an_argument_has_an_input_that_fits_its_type(said: Any, wanted: Any) -> None:
-    found = entered(**said)
+def test_an_argument_has_an_input_that_fits_its_type(field: Any, expected: Any) -> None:
+    found = entered(**field)
 
-    assert {name: found.get(name, "-") for name in wanted} == wanted
+    assert {name: found.get(name, "-") for name in expected} == expected
 
 
 def test_choices_are_suggested_but_not_enforced() -> None:
@@ -135,10 +135,10 @@ def test_text_from_models_and_clients_is_escaped() -> None:
     parameter = {
         "name": EVIL, "in": "query", "type": EVIL, "description": EVIL, "default": EVIL, "enum": [EVIL],
     }  # fmt: skip
-    said = ModelDescription(predict_args={"parameters": [parameter]}, train_args={"parameters": [parameter]})
+    description = ModelDescription(predict_args={"parameters": [parameter]}, train_args={"parameters": [parameter]})
     metadata = dict.fromkeys(("description", "author", "license", "url", "version"), EVIL)
     training = dict.fromkeys(("uuid", "status", "date"), EVIL)
-    models = [ModelState(EVIL, said, metadata, [training])]
+    models = [ModelState(EVIL, description, metadata, [training])]
     text = console.page("", models, predict=True, train=True).decode()
 
     Read(text)

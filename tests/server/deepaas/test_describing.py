@@ -44,7 +44,7 @@ def parameter(field: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("field", "wanted"),
+    ("field", "expected"),
     [
         (fields.Str(), {"type": "string"}), (fields.Int(), {"type": "integer", "format": "int32"}),
         (fields.Float(), {"type": "number", "format": "float"}), (fields.Decimal(), {"type": "number"}),
@@ -78,8 +78,8 @@ def parameter(field: Any) -> dict[str, Any]:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, fields.Field) else "",
 )  # fmt: skip
-def test_a_field_is_described_as_by_the_original(field: Any, wanted: dict[str, Any]) -> None:
-    assert parameter(field) == {"in": "query", **wanted}
+def test_a_field_is_described_as_by_the_original(field: Any, expected: dict[str, Any]) -> None:
+    assert parameter(field) == {"in": "query", **expected}
 
 
 def test_a_length_validator_of_a_list_limits_its_items() -> None:

@@ -60,7 +60,7 @@ class FakeDesk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workers: list[FakeWorker] = []
         self.holds = False
-        monkeypatch.setattr(restarting, "Worker", lambda order, lost, _said: FakeWorker(self, lost))
+        monkeypatch.setattr(restarting, "Worker", lambda order, lost, _on_message: FakeWorker(self, lost))
         monkeypatch.setattr(restarting, "Backoff", NoBackoff)
         monkeypatch.setattr(NoBackoff, "forgotten", 0)
 
@@ -77,11 +77,11 @@ def new_desk() -> Desk:
 def test_the_desk_has_the_description_that_its_worker_sent(fake: FakeDesk) -> None:
     async def work() -> None:
         desk = new_desk()
-        said = [desk.description.trains]
+        trains = [desk.description.trains]
         await desk.start()
         await turns()
-        said.append(desk.description.trains)
-        assert said == [True, False]
+        trains.append(desk.description.trains)
+        assert trains == [True, False]
         await desk.close()
 
     done(work())
@@ -109,9 +109,9 @@ def test_a_call_during_a_worker_restart_fails_as_not_ready(fake: FakeDesk) -> No
         asking = asyncio.ensure_future(desk.call(METADATA))
         await turns()
         fake.workers[0].end()
-        with pytest.raises(InferError, match="is being restarted") as told:
+        with pytest.raises(InferError, match="is being restarted") as refused:
             await asking
-        assert told.value.code is Code.NOT_READY
+        assert refused.value.code is Code.NOT_READY
         await desk.close()
 
     done(work())

@@ -111,19 +111,19 @@ def test_the_built_in_model_is_served_if_no_model_is_installed(
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "message"),
     [("", "lacks marshmallow"), ("4.0.1", "has marshmallow 4.0.1")],
     ids=["missing", "too new"],
 )
 def test_a_missing_or_unsupported_marshmallow_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, version: str, said: str
+    monkeypatch: pytest.MonkeyPatch, version: str, message: str
 ) -> None:
     monkeypatch.setattr(entries, "installed_in", lambda _: Installed([], version))
 
     with pytest.raises(MistakesError) as error:
         opened("m=mod")
 
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).endswith("pip install 'penstock[deepaas]'")
 
 

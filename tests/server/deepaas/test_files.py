@@ -80,8 +80,8 @@ def test_an_upload_folder_that_was_deleted_is_created_again(folder: Path) -> Non
     for _ in range(2):
         uploads.store({"data": upload()})
         uploads.clear()
-        (made,) = folder.iterdir()
-        made.rmdir()
+        (upload_folder,) = folder.iterdir()
+        upload_folder.rmdir()
 
 
 def test_a_full_disk_is_answered_with_507_and_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +89,13 @@ def test_a_full_disk_is_answered_with_507_and_leaves_no_file(folder: Path, monke
     uploads.store({"data": upload()})
     uploads.clear()
     (own,) = folder.iterdir()
-    real, made = os.open, []
+    real, paths = os.open, []
 
     def nearly_full(path: str, flags: int, mode: int = 0o777) -> int:
         descriptor = real(path, flags, mode)
         if flags & os.O_CREAT:
-            made.append(path)
-        if len(made) != 2:
+            paths.append(path)
+        if len(paths) != 2:
             return descriptor
         os.close(descriptor)
         return real("/dev/full", os.O_WRONLY)
@@ -131,9 +131,9 @@ def test_the_folder_of_a_killed_worker_is_removed_and_that_of_a_live_one_is_kept
     living = Uploads()
     living.store({"a": upload()})
     (own,) = folder.iterdir()
-    left = folder / (files._PREFIX + "left")
-    left.mkdir()
-    (left / "file").write_bytes(b"left")
+    left_folder = folder / (files._PREFIX + "left")
+    left_folder.mkdir()
+    (left_folder / "file").write_bytes(b"left")
     (folder / "other").mkdir()
     remove_stale_folders()
     assert sorted(folder.iterdir()) == sorted([own, folder / "other"])

@@ -38,9 +38,9 @@ def test_the_last_of_several_values_wins(tmp_path: Path) -> None:
 
 
 def test_matching_quotes_around_a_value_are_removed(tmp_path: Path) -> None:
-    said = read(tmp_path, '[DEFAULT]\na = "quoted name"\nb = \'x\'\nc = "half\nd = \'a"\n')
+    options = read(tmp_path, '[DEFAULT]\na = "quoted name"\nb = \'x\'\nc = "half\nd = \'a"\n')
 
-    assert said == {"a": "quoted name", "b": "x", "c": '"half', "d": "'a\""}
+    assert options == {"a": "quoted name", "b": "x", "c": '"half', "d": "'a\""}
 
 
 def test_a_value_continues_on_lines_that_begin_with_a_space(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_value_continues_on_lines_that_begin_with_a_space(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("listen_port = 1\n", ":1, Section must be started before assignment: 'listen_port = 1'"),
         ("[DEFAULT]\nnonsense\n", ":2, No ':' or '=' found in assignment: 'nonsense'"),
@@ -73,11 +73,11 @@ def test_a_value_continues_on_lines_that_begin_with_a_space(tmp_path: Path) -> N
         "empty section",
     ],
 )
-def test_the_error_for_an_invalid_line_names_the_line(tmp_path: Path, text: str, said: str) -> None:
+def test_the_error_for_an_invalid_line_names_the_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingError) as error:
         read(tmp_path, text)
 
-    assert str(error.value).endswith(f"deepaas.conf{said}")
+    assert str(error.value).endswith(f"deepaas.conf{message}")
 
 
 def test_the_error_for_an_unreadable_file_names_the_file(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ WORDS = st.text("[]DEFAULT=:#;'\" \t\n\r\x0b\u2028$\\{}abé", max_size=60)
 def test_any_file_is_either_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.conf"
     path.write_text(f"[DEFAULT]\n{text}", "utf-8")
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     with contextlib.suppress(SettingError):
-        said = read_ini(path)
-    assert all(name and name == name.strip() for name in said)
+        options = read_ini(path)
+    assert all(name and name == name.strip() for name in options)
 
 
 @given(WORDS)
@@ -154,8 +154,8 @@ def test_substitution_uses_only_names_in_the_text(text: str) -> None:
         found.append(name)
         return ""
 
-    made = substitute(text, value_of)
-    assert len(made) <= len(text)
+    substituted = substitute(text, value_of)
+    assert len(substituted) <= len(text)
     assert all(name in text for name in found)
     if "$" not in text:
-        assert (made, found) == (text, [])
+        assert (substituted, found) == (text, [])

@@ -52,7 +52,7 @@ def trained(service: DeepaasInside, call: bytes = b"") -> Any:
 class TestPredictions:
     def test_a_prediction_is_the_models_result_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = SimpleNamespace(
-            get_predict_args=lambda: {"a-b": fields.Int(load_default=3)}, predict=lambda **given: given
+            get_predict_args=lambda: {"a-b": fields.Int(load_default=3)}, predict=lambda **arguments: arguments
         )
         service = opened(monkeypatch, model)
         assert answered(service) == (
@@ -181,16 +181,16 @@ class TestResponseSchemas:
         if isinstance(value, dict) and value.get("label") == "a":
             assert answered(service)[::3] == (200, json.dumps(value).encode())
         else:
-            wanted = b"500: ERROR validating model response, check server logs."
-            assert answered(service) == (500, "text/plain; charset=utf-8", "", wanted)
+            expected = b"500: ERROR validating model response, check server logs."
+            assert answered(service) == (500, "text/plain; charset=utf-8", "", expected)
 
     def test_an_unexpected_exception_of_a_response_schema_is_answered_with_500(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         schema = {"a": fields.Function(deserialize=lambda value: 1 // 0)}
         service = opened(monkeypatch, SimpleNamespace(schema=schema, predict=lambda: {"a": 1}))
-        wanted = b"500: Unknown ERROR validating response, check server logs."
-        assert answered(service)[::3] == (500, wanted)
+        expected = b"500: Unknown ERROR validating response, check server logs."
+        assert answered(service)[::3] == (500, expected)
 
     @pytest.mark.parametrize(
         "schema", [5, "text", int, marshmallow.Schema()], ids=["number", "text", "type", "instance"]
@@ -235,11 +235,11 @@ class TestOpening:
             predict=lambda **_: 1, get_predict_args=lambda: {"accept": fields.Str(validate=CHOICES)},
             schema={"a": fields.Bool()},
         )  # fmt: skip
-        said = ModelDescription.read(opened(monkeypatch, model, "desk").on_open()[0])
-        assert (said.predicts, said.trains) == (True, False)
-        assert said.predict_args["produces"] == ["application/zip", "application/json", "*/*"]
-        assert said.train_args == {"parameters": [], "definitions": {}}
-        assert said.schema["name"] == "ModelPredictionResponse"
+        description = ModelDescription.read(opened(monkeypatch, model, "desk").on_open()[0])
+        assert (description.predicts, description.trains) == (True, False)
+        assert description.predict_args["produces"] == ["application/zip", "application/json", "*/*"]
+        assert description.train_args == {"parameters": [], "definitions": {}}
+        assert description.schema["name"] == "ModelPredictionResponse"
         assert opened(monkeypatch, model).on_open()[0] == b""
 
     def test_opening_succeeds_if_the_model_cannot_be_described(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +272,8 @@ class TestDesks:
         desk = opened(monkeypatch, SimpleNamespace(get_train_args=lambda: declared, train=print), "desk")
         assert answered(desk, kind=CHECK)[::3] == (422, b'{"sleep": ["Missing data for required field."]}')
         form = call_of(parts(("data", b"x", "f.txt", "text/plain"), ("day", b"2020-01-02")), FORM, query="sleep=3")
-        wanted = b'{"sleep": 3, "data": ["data", "text/plain", "f.txt"], "day": "2020-01-02"}'
-        assert answered(desk, form, CHECK) == (200, "application/json; charset=utf-8", "", wanted)
+        expected = b'{"sleep": 3, "data": ["data", "text/plain", "f.txt"], "day": "2020-01-02"}'
+        assert answered(desk, form, CHECK) == (200, "application/json; charset=utf-8", "", expected)
         assert list(folder.iterdir()) == []
 
     def test_the_desk_answers_501_for_a_model_without_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,18 +293,18 @@ def answered_metadata(desk: DeepaasInside, path: bytes) -> Any:
 
 class TestTrainings:
     def test_a_training_reports_that_it_begins_and_returns_its_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        told: list[int] = []
+        calls: list[int] = []
 
         def train(a: int) -> dict[str, int]:
-            told.append(a)
+            calls.append(a)
             return {"acc": a}
 
         model = SimpleNamespace(get_train_args=lambda: {"a": fields.Int()}, train=train)
         service = opened(monkeypatch, model, "train")
         channel: Any = service._channel
-        monkeypatch.setattr(channel, "send", lambda kind, number: told.append(kind))
+        monkeypatch.setattr(channel, "send", lambda kind, number: calls.append(kind))
         assert trained(service, call_of(query="a=5")) == {"output": {"acc": 5}}
-        assert told == [PROGRESS, 5]
+        assert calls == [PROGRESS, 5]
 
     def test_an_uploaded_file_exists_until_the_training_ends(
         self, monkeypatch: pytest.MonkeyPatch, folder: Path
@@ -328,7 +328,7 @@ class TestTrainings:
         assert trained(opened(monkeypatch, SimpleNamespace(train=train), "train")) == {"error": "no pictures"}
 
     @pytest.mark.parametrize(
-        ("error", "said"),
+        ("error", "message"),
         [
             (ValueError("boom"), "boom"), (KeyError("k"), "'k'"), (RuntimeError(), ""),
             (SystemExit(3), "SystemExit: 3"),
@@ -337,15 +337,15 @@ class TestTrainings:
         ids=repr,
     )  # fmt: skip
     def test_a_training_reports_its_exception(
-        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, message: str
     ) -> None:
-        assert trained(opened(monkeypatch, SimpleNamespace(train=raising(error)), "train")) == {"error": said}
+        assert trained(opened(monkeypatch, SimpleNamespace(train=raising(error)), "train")) == {"error": message}
 
-    @pytest.mark.parametrize(("result", "said"), [(b"x", "b'x'"), ({"saved in m"}, "{'saved in m'}")], ids=repr)
+    @pytest.mark.parametrize(("result", "text"), [(b"x", "b'x'"), ({"saved in m"}, "{'saved in m'}")], ids=repr)
     def test_a_training_whose_result_is_not_json_succeeds_with_its_text(
-        self, monkeypatch: pytest.MonkeyPatch, result: Any, said: str
+        self, monkeypatch: pytest.MonkeyPatch, result: Any, text: str
     ) -> None:
-        assert trained(opened(monkeypatch, SimpleNamespace(train=lambda: result), "train")) == {"output": said}
+        assert trained(opened(monkeypatch, SimpleNamespace(train=lambda: result), "train")) == {"output": text}
 
     def test_a_training_that_cannot_begin_reports_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = trained(opened(monkeypatch, SimpleNamespace(), "train"))

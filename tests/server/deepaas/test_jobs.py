@@ -22,11 +22,11 @@ class FakeDesk:
 
     def __init__(self) -> None:
         self.answer = pack_answer(200, b"application/json; charset=utf-8", b'{"sleep": 0.0, "data": null}')
-        self.asked: list[tuple[int, bytes]] = []
+        self.calls: list[tuple[int, bytes]] = []
 
     async def call(self, kind: int, body: bytes = b"") -> bytes:
         """Answer."""
-        self.asked.append((kind, body))
+        self.calls.append((kind, body))
         return self.answer
 
 
@@ -53,8 +53,8 @@ def test_a_started_training_is_reported_as_running() -> None:
     async def work() -> Any:
         office = Office()
         begun = await office.start()
-        assert office.desk.asked == [(CHECK, REQUEST)]
-        assert office.bench.made[0].request == REQUEST
+        assert office.desk.calls == [(CHECK, REQUEST)]
+        assert office.bench.trainers[0].request == REQUEST
         await office.bench.runs.close()
         return begun
 
@@ -75,7 +75,7 @@ def test_a_successful_training_has_its_result() -> None:
         office = Office()
         begun = await office.start()
         office.bench.clock.pass_s(3.020907)
-        office.bench.made[0].give({"acc": 0.9, "loss": float("nan")})
+        office.bench.trainers[0].give({"acc": 0.9, "loss": float("nan")})
         await turns()
 
         answer = await office.jobs.get("m", begun["uuid"])
@@ -93,7 +93,7 @@ def test_a_failed_training_has_its_error_message() -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
-        office.bench.made[0].raise_("train boom")
+        office.bench.trainers[0].raise_("train boom")
         await turns()
 
         ended = shown(await office.jobs.get("m", begun["uuid"]))
@@ -108,7 +108,7 @@ def test_a_training_whose_process_died_has_an_error_message() -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
-        office.bench.made[0].fail("it ended: signal 9 (SIGKILL)")
+        office.bench.trainers[0].fail("it ended: signal 9 (SIGKILL)")
         await turns()
 
         ended = shown(await office.jobs.get("m", begun["uuid"]))
@@ -124,7 +124,7 @@ def test_a_clock_set_back_makes_no_negative_duration() -> None:
         office = Office()
         begun = await office.start()
         office.bench.clock.pass_s(-60)
-        office.bench.made[0].give(None)
+        office.bench.trainers[0].give(None)
         await turns()
 
         assert shown(await office.jobs.get("m", begun["uuid"]))["result"]["duration"] == "0:00:00"
@@ -166,7 +166,7 @@ def test_deleting_an_ended_training_removes_its_record(how: str) -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
-        getattr(office.bench.made[0], how)("words")
+        getattr(office.bench.trainers[0], how)("words")
         await turns()
         ended = shown(await office.jobs.get("m", begun["uuid"]))
 
@@ -184,7 +184,7 @@ def test_the_next_training_begins_when_one_is_canceled() -> None:
         await office.jobs.delete("m", first["uuid"])
         await turns()
 
-        assert [trainer.uuid for trainer in office.bench.made] == [first["uuid"], second["uuid"]]
+        assert [trainer.uuid for trainer in office.bench.trainers] == [first["uuid"], second["uuid"]]
         await office.bench.runs.close()
 
     done(work())
@@ -228,10 +228,10 @@ def test_progress_and_log_follow_the_output_of_the_training() -> None:
         uuid, waits = (await office.start())["uuid"], (await office.start())["uuid"]
         office.bench.clock.pass_s(2.5)
         for line in ("Epoch 1/4", "50/100 [=====>    ] - loss: <b>"):
-            office.bench.made[0].line(line)
+            office.bench.trainers[0].line(line)
 
-        told = shown(await office.jobs.progress("m", uuid))
-        assert told == {
+        progress = shown(await office.jobs.progress("m", uuid))
+        assert progress == {
             "uuid": uuid, "model": "m", "status": "running", "phase": "training", "elapsed": 2.5, "progress": 0.125,
             "epoch": 1, "epochs": 4, "epoch_progress": 0.5, "last_line": "50/100 [=====>    ] - loss: <b>",
         }  # fmt: skip
@@ -242,8 +242,13 @@ def test_progress_and_log_follow_the_output_of_the_training() -> None:
         assert b"nosniff" in lines
 
         await office.bench.runs.close()
-        told = shown(await office.jobs.progress("m", uuid))
-        assert (told["status"], told["phase"], told["progress"], told["epoch"]) == ("error", "ended", 0.125, 1)
+        progress = shown(await office.jobs.progress("m", uuid))
+        assert (progress["status"], progress["phase"], progress["progress"], progress["epoch"]) == (
+            "error",
+            "ended",
+            0.125,
+            1,
+        )
         assert shown(await office.jobs.get("m", uuid))["message"] == SERVER_ENDED
 
     done(work())

@@ -23,7 +23,7 @@ from penstock.server.deepaas.messages import CHECK, METADATA
 from penstock.server.environments.environments import Environments
 from tests.live import settings_for
 from tests.processes import children, ends, lives
-from tests.server.workers.orders import gone_within, scene
+from tests.server.workers.orders import ends_within, scene
 
 from .fake_trainers import shown
 
@@ -78,8 +78,8 @@ def pipe(tmp_path: Path) -> Pipe:
     return Pipe(tmp_path)
 
 
-async def gone(pid: int) -> bool:
-    return await asyncio.to_thread(gone_within, pid, 10.0)
+async def is_gone(pid: int) -> bool:
+    return await asyncio.to_thread(ends_within, pid, 10.0)
 
 
 async def ended(models: DeepaasModels, uuid: str) -> Any:
@@ -111,7 +111,7 @@ def test_a_desk_that_dies_is_restarted_while_calls_wait() -> None:
             desk = models.desk_of("m")
             before = desk.pid
             os.kill(before, signal.SIGKILL)
-            assert await gone(before)
+            assert await is_gone(before)
 
             metadata = await answered(lambda: desk.call(METADATA))
 
@@ -287,7 +287,7 @@ def test_deleting_a_training_ends_its_process_and_child_processes(pipe: Pipe) ->
 
             assert shown(await models.jobs.delete("m", uuid))["status"] == "cancelled"
             for pid in pids:
-                assert await gone(pid)
+                assert await is_gone(pid)
 
     scene(work())
 

@@ -17,10 +17,10 @@ from .worker_calls import NAME
 
 
 class Ordinary:
-    made = 0
+    instances = 0
 
     def __init__(self) -> None:
-        type(self).made += 1
+        type(self).instances += 1
 
     def predict(self) -> Any:
         return self
@@ -67,11 +67,11 @@ def test_an_attribute_of_a_module_is_a_model(monkeypatch: pytest.MonkeyPatch, ta
 
 
 def test_a_class_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ordinary, "made", 0)
+    monkeypatch.setattr(Ordinary, "instances", 0)
     model = model_of(monkeypatch, SimpleNamespace(cls=Ordinary), f"{NAME}:cls")
     assert isinstance(model.model, Ordinary)
     assert model.require("predict")() is model.require("predict")()
-    assert Ordinary.made == 1
+    assert Ordinary.instances == 1
 
 
 def test_a_class_with_only_static_methods_is_not_instantiated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +127,9 @@ def metadata(model: WrappedModel) -> Any:
 
 def test_the_models_metadata_overrides_the_default_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(monkeypatch, SimpleNamespace(get_metadata=lambda: {"author": "A", "id": 5, "extra": None}))
-    wanted = {"id": 5, "name": "m", "links": [{"rel": "self", "href": "/here"}], "author": "A", "extra": None}
-    assert metadata(model) == wanted
-    assert list(metadata(model)) == list(wanted)
+    expected = {"id": 5, "name": "m", "links": [{"rel": "self", "href": "/here"}], "author": "A", "extra": None}
+    assert metadata(model) == expected
+    assert list(metadata(model)) == list(expected)
 
 
 @pytest.mark.parametrize("name", ["get_predict_args", "get_metadata"])

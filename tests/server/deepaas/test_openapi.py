@@ -24,15 +24,15 @@ ARGUMENTS = [
 INNER = {"type": "object", "properties": {"again": {"$ref": "#/definitions/Inner"}}}
 
 
-def document_of(**said: Any) -> dict[str, Any]:
+def document_of(**fields: Any) -> dict[str, Any]:
     """Make the document of a server with one model."""
-    described = ModelDescription(predict_args={"parameters": ARGUMENTS, "definitions": {"Inner": INNER}, **said})
+    described = ModelDescription(predict_args={"parameters": ARGUMENTS, "definitions": {"Inner": INNER}, **fields})
     return openapi.document(swagger.document("/base", [("m", described)], predict=True, train=True))
 
 
-def predict(**said: Any) -> dict[str, Any]:
+def predict(**fields: Any) -> dict[str, Any]:
     """Return the description of predictions."""
-    operation: dict[str, Any] = document_of(**said)["paths"]["/base/v2/models/m/predict/"]["post"]
+    operation: dict[str, Any] = document_of(**fields)["paths"]["/base/v2/models/m/predict/"]["post"]
     return operation
 
 

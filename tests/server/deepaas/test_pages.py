@@ -29,10 +29,10 @@ def test_without_documentation_the_versions_answer_has_no_link_to_it() -> None:
 
 
 def test_links_include_the_base_path() -> None:
-    said = pages.versions("/a/b", documents=True)
+    document = pages.versions("/a/b", documents=True)
 
-    assert [link["href"] for link in said["links"]] == ["/a/b/api", "/a/b/swagger.json"]
-    assert said["versions"] == [pages.version("/a/b")]
+    assert [link["href"] for link in document["links"]] == ["/a/b/api", "/a/b/swagger.json"]
+    assert document["versions"] == [pages.version("/a/b")]
     assert pages.link_of("/a/b", "m") == "/a/b/v2/models/m"
 
 
@@ -64,7 +64,7 @@ def test_a_body_above_the_limit_is_rejected_in_the_originals_words() -> None:
 
 
 @pytest.fixture
-def kept() -> Iterator[DebugLog]:
+def debug_log() -> Iterator[DebugLog]:
     """Keep the log for as long as a test lasts."""
     logging.getLogger("penstock").setLevel(logging.INFO)
     keeps = DebugLog()
@@ -72,36 +72,36 @@ def kept() -> Iterator[DebugLog]:
     keeps.close()
 
 
-def test_the_debug_log_is_shown_with_a_marker_for_each_request(kept: DebugLog) -> None:
+def test_the_debug_log_is_shown_with_a_marker_for_each_request(debug_log: DebugLog) -> None:
     logger.info("model %s has said %r", "m", "hello")
-    first, second = kept.text().decode(), kept.text().decode()
+    first, second = debug_log.text().decode(), debug_log.text().decode()
 
     assert "penstock.tests - INFO - model m has said 'hello'\n--- DEBUG MARKER 2" in first
     assert second.startswith(first)
     assert second.count("--- DEBUG MARKER ") == 2
 
 
-def test_the_debug_log_is_bounded(kept: DebugLog) -> None:
+def test_the_debug_log_is_bounded(debug_log: DebugLog) -> None:
     for number in range(200):
         logger.info("%d %s", number, "x" * 20_000)
 
-    text = kept.text().decode()
+    text = debug_log.text().decode()
     assert len(text) < debugging.MAX_CHARS + 1000
     assert " 199 x" in text
     assert " 1 x" not in text
 
 
 def test_a_log_record_that_cannot_be_formatted_raises_nothing(
-    kept: DebugLog, capsys: pytest.CaptureFixture[str]
+    debug_log: DebugLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept.handle(logging.LogRecord("x", logging.INFO, "x.py", 1, "%d", ("no number",), None))
+    debug_log.handle(logging.LogRecord("x", logging.INFO, "x.py", 1, "%d", ("no number",), None))
 
     assert "no number" in capsys.readouterr().err
-    assert b"x.py" not in kept.text()
+    assert b"x.py" not in debug_log.text()
 
 
-def test_a_closed_debug_log_keeps_no_records(kept: DebugLog) -> None:
-    kept.close()
+def test_a_closed_debug_log_keeps_no_records(debug_log: DebugLog) -> None:
+    debug_log.close()
     logger.info("afterwards")
 
-    assert b"afterwards" not in kept.text()
+    assert b"afterwards" not in debug_log.text()

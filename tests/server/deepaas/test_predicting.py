@@ -59,8 +59,8 @@ def test_a_url_is_passed_to_predict_url_and_nowarm_is_respected(folder: Path) ->
 
     assert main(["deepaas-predict", "m=old", *words]) == 0
 
-    wanted = "{'urls': ['http://example.com/b.png'], 'accept': 'application/json'}\n"
-    assert (folder / "out" / "out_b.json").read_text() == wanted
+    expected = "{'urls': ['http://example.com/b.png'], 'accept': 'application/json'}\n"
+    assert (folder / "out" / "out_b.json").read_text() == expected
 
 
 @pytest.mark.parametrize(

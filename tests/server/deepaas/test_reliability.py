@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.deepaas.trainings import SERVER_ENDED
-from tests.server.workers.orders import gone_within
+from tests.server.workers.orders import ends_within
 
 from .live_models import PREDICT, TRAIN, ask, ended, pids_of, served
 
@@ -30,20 +30,20 @@ def test_a_server_that_ends_leaves_a_record_of_each_training_and_no_process(
     jobs = ("--deepaas-jobs", str(tmp_path / "jobs"))
     with served(tmp_path / "log", *jobs) as server:
         done = ask(server.port, "POST", TRAIN, how="give").json["uuid"]
-        whole = ended(server.port, done)
+        expected = ended(server.port, done)
         runs = ask(server.port, "POST", TRAIN, told=pipe).json["uuid"]
         (pid,) = pids_of(pipe)
         waits = ask(server.port, "POST", TRAIN, how="give").json["uuid"]
         status = server.end(number)
 
     assert status == (0 if number == signal.SIGTERM else -number)
-    assert gone_within(pid, 10.0)
+    assert ends_within(pid, 10.0)
     with served(tmp_path / "later", *jobs) as server:
         records = ask(server.port, "GET", TRAIN).json
         log = ask(server.port, "GET", f"{TRAIN}{done}/log").body
         assert server.end() == 0
 
-    assert records[0] == whole
+    assert records[0] == expected
     assert [record["uuid"] for record in records] == [done, runs, waits]
     assert [(record["status"], record["message"]) for record in records[1:]] == [("error", SERVER_ENDED)] * 2
     assert b"Epoch 1/2\n" in log
@@ -55,7 +55,7 @@ def test_a_stopping_server_ends_the_child_processes_of_a_training(tmp_path: Path
         pids = pids_of(pipe)
 
         assert server.end() == 0
-        assert all(gone_within(pid, 10.0) for pid in pids)
+        assert all(ends_within(pid, 10.0) for pid in pids)
 
 
 def test_two_servers_never_share_a_job_file(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ def part(headers: str, content: bytes = b"x") -> bytes:
     return b"--edge\r\n" + lines + b"\r\n\r\n" + content + b"\r\n--edge--\r\n"
 
 
-def disposed(said: str) -> Upload:
+def disposed(parameters: str) -> Upload:
     """Read a file whose Content-Disposition continues with this text."""
-    found = read(part(f'Content-Disposition: form-data; name="a"; {said}'))["a"][0]
+    found = read(part(f'Content-Disposition: form-data; name="a"; {parameters}'))["a"][0]
     assert isinstance(found, Upload)
     return found
 
@@ -47,21 +47,21 @@ def test_files_of_a_form_have_the_content_that_was_sent(files: list[tuple[str, b
 def test_texts_of_a_form_are_those_that_were_sent(texts: list[tuple[str, str]]) -> None:
     clean = [(name, text.encode("utf-8", "replace").decode().replace("--edge", "")) for name, text in texts]
     found = read(parts(*((name, text.encode()) for name, text in clean)))
-    wanted = {name: [text for other, text in clean if other == name] for name, _ in clean}
-    wanted = {name: values for name, values in wanted.items() if name != "_charset_"}
-    assert found == wanted
+    expected = {name: [text for other, text in clean if other == name] for name, _ in clean}
+    expected = {name: values for name, values in expected.items() if name != "_charset_"}
+    assert found == expected
 
 
 @given(st.binary(), st.integers(0, 400), st.integers(0, 400))
 def test_a_damaged_form_is_either_read_or_malformed(bytes_: bytes, start: int, end: int) -> None:
-    whole = parts(("a", b"1"), ("b", b"2", "f.txt", "text/plain; charset=utf-8"), ("c", b"", "g"))
+    form = parts(("a", b"1"), ("b", b"2", "f.txt", "text/plain; charset=utf-8"), ("c", b"", "g"))
     with contextlib.suppress(MalformedFormError):
-        read(whole[:start] + bytes_ + whole[end:])
+        read(form[:start] + bytes_ + form[end:])
 
 
 @given(st.text())
-def test_a_part_with_any_header_is_either_read_or_malformed(said: str) -> None:
-    clean = said.encode("utf-8", "replace").decode()
+def test_a_part_with_any_header_is_either_read_or_malformed(header: str) -> None:
+    clean = header.encode("utf-8", "replace").decode()
     for headers in (f"Content-Disposition: {clean}", f'Content-Disposition: form-data; name="a"\n{clean}'):
         with contextlib.suppress(MalformedFormError):
             read(part(headers))
@@ -107,7 +107,7 @@ def test_a_form_needs_a_boundary_of_limited_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("parameters", "name"),
     [
         ('filename="f.txt"', "f.txt"), ("filename=f.txt", "f.txt"), ('filename="a;b.txt"', "a;b.txt"),
         (r'filename="a\"b.txt"', 'a"b.txt'), ('filename="../a/b.txt"', "../a/b.txt"), ('filename="/etc/x"', "etc/x"),
@@ -118,8 +118,8 @@ def test_a_form_needs_a_boundary_of_limited_length() -> None:
         (r'filename="C:\a\b.txt"', "C:ab.txt"), ('FILENAME="f.txt" ;', "f.txt"),
     ],
 )  # fmt: skip
-def test_a_file_has_the_name_that_its_client_sent(said: str, name: str) -> None:
-    assert disposed(said).filename == name
+def test_a_file_has_the_name_that_its_client_sent(parameters: str, name: str) -> None:
+    assert disposed(parameters).filename == name
 
 
 def test_a_file_has_its_declared_type_or_is_an_octet_stream() -> None:
@@ -162,19 +162,19 @@ def test_a_part_that_is_neither_text_nor_file_is_bytes() -> None:
     ("coding", "content"), [("base64", base64.b64encode(b"h=i")), ("quoted-printable", b"h=3Di"), ("BINARY", b"h=i")]
 )
 def test_contents_are_decoded_by_their_transfer_encoding(coding: str, content: bytes) -> None:
-    said = f"CONTENT-DISPOSITION: FORM-DATA; NAME=a\nContent-Transfer-Encoding: {coding}"
-    assert read(part(said, content)) == {"a": ["h=i"]}
+    part_head = f"CONTENT-DISPOSITION: FORM-DATA; NAME=a\nContent-Transfer-Encoding: {coding}"
+    assert read(part(part_head, content)) == {"a": ["h=i"]}
 
 
-SAID = 'Content-Disposition: form-data; name="a"\n'
+DISPOSITION = 'Content-Disposition: form-data; name="a"\n'
 
 
 @pytest.mark.parametrize(
     "body",
     [
         (b"--edge" + b"x" * 1000) * 8000,
-        part(SAID + 'Content-Type: text/plain; "' + ";" * 80_000),
-        part(SAID + "Content-Type: text/plain; charset=punycode", b"a" * 160_000 + b"-" + b"9" * 160_000),
+        part(DISPOSITION + 'Content-Type: text/plain; "' + ";" * 80_000),
+        part(DISPOSITION + "Content-Type: text/plain; charset=punycode", b"a" * 160_000 + b"-" + b"9" * 160_000),
     ],
     ids=["boundaries in a line", "parameters", "punycode"],
 )
@@ -187,9 +187,9 @@ def test_a_malformed_form_is_rejected_in_linear_time(body: bytes) -> None:
 
 
 def test_a_part_has_the_same_limits_on_headers_as_in_aiohttp() -> None:
-    assert read(part(SAID + "\n".join(["X: y"] * 127)))["a"] == ["x"]
-    assert read(part(SAID + "X: " + "y" * 8187))["a"] == ["x"]
-    for headers in (SAID + "\n".join(["X: y"] * 128), SAID + "X: " + "y" * 8188):
+    assert read(part(DISPOSITION + "\n".join(["X: y"] * 127)))["a"] == ["x"]
+    assert read(part(DISPOSITION + "X: " + "y" * 8187))["a"] == ["x"]
+    for headers in (DISPOSITION + "\n".join(["X: y"] * 128), DISPOSITION + "X: " + "y" * 8188):
         with pytest.raises(MalformedFormError, match="too many headers, or one that is too long"):
             read(part(headers))
 
@@ -197,10 +197,10 @@ def test_a_part_has_the_same_limits_on_headers_as_in_aiohttp() -> None:
 @pytest.mark.parametrize("odd", ["X: a\0b", "X: \x7f", 'Content-Disposition: form-data; name="a\x01"'])
 def test_a_form_with_a_control_character_in_a_part_header_is_malformed(odd: str) -> None:
     with pytest.raises(MalformedFormError, match="control character"):
-        read(part(SAID + odd))
+        read(part(DISPOSITION + odd))
 
 
 @pytest.mark.parametrize("name", ["", "X ", " X", "X Y", "X\0", "X\x7f", "X[]", "\u00e9"])
 def test_a_form_with_an_invalid_header_name_in_a_part_is_malformed(name: str) -> None:
     with pytest.raises(MalformedFormError, match="does not begin with a name and a colon"):
-        read(part(SAID + name + ": y"))
+        read(part(DISPOSITION + name + ": y"))

@@ -60,11 +60,11 @@ class Desk:
 
     name: str
     description: ModelDescription = field(default_factory=ModelDescription)
-    asked: list[tuple[int, bytes]] = field(default_factory=list)
+    calls: list[tuple[int, bytes]] = field(default_factory=list)
     status: int = 200
 
     async def call(self, kind: int, body: bytes = b"") -> bytes:
-        self.asked.append((kind, body))
+        self.calls.append((kind, body))
         await asyncio.sleep(0)
         return pack_answer(self.status, JSON.encode(), json.dumps({"id": self.name}).encode())
 
@@ -73,12 +73,12 @@ class Desk:
 class Jobs:
     """Records its calls."""
 
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
     failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
-        async def call(*said: Any) -> bytes:
-            self.asked.append((name, *said))
+        async def call(*arguments: Any) -> bytes:
+            self.calls.append((name, *arguments))
             if self.failure is not None:
                 raise self.failure
             return pack_answer(200, JSON.encode(), b"[]" if name == "list" else b"{}")
@@ -99,9 +99,9 @@ class Served(Lane):
     """A connection whose Service is DeepaasService, for the models `m` and `n`."""
 
     def __init__(
-        self, restricted: RestrictedApis | None = None, names: tuple[str, ...] = ("m", "n"), **said: Any
+        self, restricted: RestrictedApis | None = None, names: tuple[str, ...] = ("m", "n"), **options: Any
     ) -> None:
-        settings = Settings(dialect="deepaas", **said)
+        settings = Settings(dialect="deepaas", **options)
         self.engine, self.jobs, self.others = DeepaasEngine(), Jobs(), Both()
         self.others.restricted = restricted or RestrictedApis()
         self.desks = {name: Desk(name) for name in names}
@@ -128,11 +128,11 @@ class Served(Lane):
         return answer
 
 
-def answered(raw: bytes, *replies: bytes | Exception, **said: Any) -> Answer:
+def answered(raw: bytes, *replies: bytes | Exception, **options: Any) -> Answer:
     """Ask a fresh server once."""
 
     async def main() -> None:
-        served = Served(**said)
+        served = Served(**options)
         found.append(await served.one(raw, *replies))
         served.service.close()
 
@@ -154,9 +154,9 @@ class TestPredictions:
             await served.fed(posted(PREDICT + "?a=1&a=%20", b'{"n": 1}', *lines))
             [call] = served.engine.held
             line, _, body = cast(Any, call).body.partition(b"\n")
-            said = json.loads(line)
-            assert (said["method"], said["query"], body) == ("POST", "a=1&a=%20", b'{"n": 1}')
-            assert [each for each in said["headers"] if each[0] not in ("host", "content-length")] == [
+            head = json.loads(line)
+            assert (head["method"], head["query"], body) == ("POST", "a=1&a=%20", b'{"n": 1}')
+            assert [each for each in head["headers"] if each[0] not in ("host", "content-length")] == [
                 ["content-type", "application/json"], ["x-twice", "a"], ["x-twice", "b"], ["cookie", "c=d"],
             ]  # fmt: skip
 
@@ -317,11 +317,11 @@ class TestServerAnswers:
         }
 
     def test_all_paths_move_under_the_base_path(self) -> None:
-        said = {"deepaas_base_path": "/a/"}
+        options = {"deepaas_base_path": "/a/"}
 
-        assert answered(posted("/a" + PREDICT), **said).status == 200
-        assert answered(posted(PREDICT), **said).status == 404
-        assert answered(request_bytes("/a/ui"), **said).headers["location"] == "/a/api"
+        assert answered(posted("/a" + PREDICT), **options).status == 200
+        assert answered(posted(PREDICT), **options).status == 404
+        assert answered(request_bytes("/a/ui"), **options).headers["location"] == "/a/api"
 
     def test_restricted_endpoints_require_their_header(self) -> None:
         restricted = RestrictedApis.parse(["inference,metadata:key=secret"])
@@ -337,7 +337,7 @@ class TestDelegatedAnswers:
         async def main() -> None:
             served = Served(deepaas_base_path="/a")
             assert shown(await served.one(request_bytes("/a/v2/models/n/"))) == (200, JSON, b'{"id": "n"}')
-            assert served.desks["n"].asked == [(METADATA, b"/a/v2/models/n")]
+            assert served.desks["n"].calls == [(METADATA, b"/a/v2/models/n")]
 
         run(main)
 
@@ -392,7 +392,7 @@ class TestDelegatedAnswers:
         run(main)
 
     @pytest.mark.parametrize(
-        ("method", "target", "wanted"),
+        ("method", "target", "expected"),
         [
             ("GET", "", ("list", "m")),
             ("GET", "ab", ("get", "m", "ab")),
@@ -402,11 +402,11 @@ class TestDelegatedAnswers:
             ("GET", "ab/page", ("page", "m", "ab")),
         ],
     )
-    def test_training_requests_are_passed_to_the_jobs(self, method: str, target: str, wanted: Any) -> None:
+    def test_training_requests_are_passed_to_the_jobs(self, method: str, target: str, expected: Any) -> None:
         async def main() -> None:
             served = Served()
             assert (await served.one(request_bytes(f"/v2/models/m/train/{target}", method=method))).status == 200
-            assert served.jobs.asked == [wanted]
+            assert served.jobs.calls == [expected]
 
         run(main)
 
@@ -415,7 +415,7 @@ class TestDelegatedAnswers:
             served = Served()
             body = gzip.compress(b"body")
             await served.one(posted("/v2/models/m/train/?sleep=3", body, "Content-Encoding: gzip"))
-            [(method, name, request)] = served.jobs.asked
+            [(method, name, request)] = served.jobs.calls
             line, _, body = request.partition(b"\n")
             assert (method, name, body) == ("start", "m", b"body")
             assert json.loads(line)["query"] == "sleep=3"

@@ -155,9 +155,9 @@ def test_a_killed_worker_fails_only_its_own_prediction(serving: Serving) -> None
     begun = serving.told.with_suffix(".begun")
     pid = _number_in(begun, asking)
     os.kill(pid, signal.SIGKILL)
-    said, _ = asking.communicate(timeout=60)
+    output, _ = asking.communicate(timeout=60)
 
-    assert said == b"500 500 Internal Server Error\n\nServer got itself in trouble\n"
+    assert output == b"500 500 Internal Server Error\n\nServer got itself in trouble\n"
     status, body = serving.ask()
     assert (status, json.loads(body)["predictions"]["pid"] != pid) == (200, True)
     assert not psutil.pid_exists(pid)

@@ -77,9 +77,9 @@ def test_without_a_file_records_are_kept_in_memory() -> None:
         await store.flush()
         there = await store.log(RECORD.uuid)
         store.drop(RECORD.uuid)
-        gone = await store.log(RECORD.uuid)
+        after = await store.log(RECORD.uuid)
         await store.close()
-        return [there, gone]
+        return [there, after]
 
     assert done(work()) == ["a line\n", ""]
 

@@ -31,27 +31,27 @@ class Trainings(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.bench = self.do(self.made())
+        self.bench = self.do(self.make_bench())
         self.added: dict[str, list[str]] = {"m": [], "n": []}
         self.ended: dict[str, str] = {}
         self.removed: set[str] = set()
         self.never: set[str] = set()
 
-    async def made(self) -> Bench:
+    async def make_bench(self) -> Bench:
         return Bench(AT_ONCE)
 
     def do(self, work: Any) -> Any:
-        async def whole() -> Any:
+        async def main() -> Any:
             try:
                 return await asyncio.wait_for(work, 10)
             finally:
                 await turns()
 
-        return self.loop.run_until_complete(whole())
+        return self.loop.run_until_complete(main())
 
     @property
     def alive(self) -> list[FakeTrainer]:
-        return [trainer for trainer in self.bench.made if not trainer.ended]
+        return [trainer for trainer in self.bench.trainers if not trainer.ended]
 
     def waiting(self, name: str) -> set[str]:
         return {run.record.uuid for run in self.bench.runs.trainings_of(name) if run.phase == "waiting"}
@@ -101,7 +101,7 @@ class Trainings(RuleBasedStateMachine):
     @invariant()
     def trainings_begin_in_order_and_once(self) -> None:
         for name, added in self.added.items():
-            begun = [trainer.uuid for trainer in self.bench.made if trainer.name == name]
+            begun = [trainer.uuid for trainer in self.bench.trainers if trainer.name == name]
             assert begun == [uuid for uuid in added if uuid in set(begun)]
             waiting = self.waiting(name)
             assert not begun or waiting.isdisjoint(added[: added.index(begun[-1])])
@@ -147,10 +147,10 @@ def test_a_large_request_waits_on_disk_and_is_passed_on_complete() -> None:
         assert run is not None
         assert not isinstance(run.request, bytes)
 
-        bench.made[0].give(None)
-        await run_until(lambda: len(bench.made) == 2 and bench.made[1].training)
+        bench.trainers[0].give(None)
+        await run_until(lambda: len(bench.trainers) == 2 and bench.trainers[1].training)
 
-        assert bench.made[1].request == large
+        assert bench.trainers[1].request == large
         await bench.runs.close()
 
     done(work())
@@ -191,7 +191,7 @@ def test_the_oldest_ended_trainings_are_forgotten(monkeypatch: pytest.MonkeyPatc
         bench = Bench(at_once=9)
         uuids = [await bench.add() for _ in range(5)]
         for at in (3, 1, 2, 4):
-            bench.made[at].give(None)
+            bench.trainers[at].give(None)
             await turns()
         assert [run.record.uuid for run in bench.runs.trainings_of("m")] == [uuids[0], uuids[3], uuids[4]]
         await bench.runs.close()
@@ -205,9 +205,9 @@ def test_trainings_interrupted_by_the_servers_end_are_in_the_records_of_later_se
         bench = Bench(file=tmp_path / "jobs")
         await bench.runs.open()
         runs, waits = await bench.add(), await bench.add()
-        bench.made[0].line("Epoch 1/3")
+        bench.trainers[0].line("Epoch 1/3")
         await bench.runs.close()
-        assert len(bench.made) == 1
+        assert len(bench.trainers) == 1
 
         later = Bench(file=tmp_path / "jobs")
         await later.runs.open()
@@ -225,7 +225,7 @@ def test_a_killed_server_leaves_no_training_recorded_as_running(tmp_path: Path) 
         killed = Bench(file=tmp_path / "jobs")
         await killed.runs.open()
         uuid = await killed.add()
-        killed.made[0].line("a line")
+        killed.trainers[0].line("a line")
         killed.runs._save(killed.runs.find("m", uuid))  # type: ignore[arg-type]  # as SAVE_S later
         await killed.runs.store.close()  # nothing is saved afterwards
 
@@ -235,7 +235,7 @@ def test_a_killed_server_leaves_no_training_recorded_as_running(tmp_path: Path) 
         assert (found.record.status, message(found)) == (TrainingStatus.ERROR, SERVER_ENDED)
         assert await later.runs.log(found) == "a line\n"
         await later.runs.close()
-        killed.made[0].give(None)
+        killed.trainers[0].give(None)
         await turns()
 
     done(work())
@@ -263,13 +263,13 @@ def test_a_training_that_takes_long_to_kill_is_reported_as_canceled(monkeypatch:
     async def work() -> None:
         bench = Bench()
         uuid = await bench.add()
-        monkeypatch.setattr(bench.made[0], "kill", lambda why: None)
+        monkeypatch.setattr(bench.trainers[0], "kill", lambda why: None)
 
         record = await bench.runs.remove("m", uuid)
 
         assert record is not None
         assert (record.status, json.loads(record.document)["status"]) == (TrainingStatus.CANCELLED, "cancelled")
-        bench.made[0].give("late")
+        bench.trainers[0].give("late")
         await bench.runs.close()
 
     monkeypatch.setattr(module, "END_S", 0.0)
@@ -304,7 +304,7 @@ def test_a_training_removed_before_its_process_exists_never_runs() -> None:
         run = await bench.runs.add("m", {}, b"asked")
         assert (await bench.runs.remove("m", run.record.uuid)) is run.record
         assert run.record.status is TrainingStatus.CANCELLED
-        assert [trainer.ended for trainer in bench.made] == [True]
+        assert [trainer.ended for trainer in bench.trainers] == [True]
 
     done(work())
 
@@ -329,7 +329,7 @@ def test_a_training_removed_while_running_leaves_no_record(tmp_path: Path) -> No
         bench = Bench(file=tmp_path / "jobs")
         await bench.runs.open()
         uuid = await bench.add()
-        bench.made[0].line("a line")
+        bench.trainers[0].line("a line")
         await bench.runs.remove("m", uuid)
         await bench.runs.close()
         later = Bench(file=tmp_path / "jobs")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.live import Live, live_server
-from tests.server.workers.orders import gone_within
+from tests.server.workers.orders import ends_within
 
-from .live_models import HERE, PREDICT, TRAIN, Later, ask, asked_until, ended, pids_of
+from .live_models import HERE, PREDICT, TRAIN, Later, ask, ask_until, ended, pids_of
 
 pytestmark = pytest.mark.slow
 
@@ -82,11 +82,11 @@ def test_the_progress_log_and_page_of_a_running_training_are_served(live: Live, 
     uuid = ask(live.http_port, "POST", TRAIN, told=pipe).json["uuid"]
     pids_of(pipe)
 
-    log = asked_until(lambda answer: b"Epoch" in answer.body, live.http_port, f"{TRAIN}{uuid}/log")
-    told = ask(live.http_port, "GET", f"{TRAIN}{uuid}/progress").json
+    log = ask_until(lambda answer: b"Epoch" in answer.body, live.http_port, f"{TRAIN}{uuid}/log")
+    pipe_path = ask(live.http_port, "GET", f"{TRAIN}{uuid}/progress").json
     page = ask(live.http_port, "GET", f"{TRAIN}{uuid}/page")
 
-    assert (told["status"], told["phase"], told["epochs"]) == ("running", "training", 2)
+    assert (pipe_path["status"], pipe_path["phase"], pipe_path["epochs"]) == ("running", "training", 2)
     assert (log.kind, log.body.splitlines()[0]) == ("text/plain; charset=utf-8", b"Epoch 1/2")
     assert (page.status, page.kind) == (200, "text/html; charset=utf-8")
     assert ask(live.http_port, "DELETE", TRAIN + uuid).status == 200
@@ -118,7 +118,7 @@ def test_deleting_a_training_leaves_no_process(live: Live, pipe: str) -> None:
     pids = pids_of(pipe)
 
     assert ask(live.http_port, "DELETE", TRAIN + uuid).json["status"] == "cancelled"
-    assert all(gone_within(pid, 10.0) for pid in pids)
+    assert all(ends_within(pid, 10.0) for pid in pids)
 
 
 def test_a_prediction_whose_process_is_killed_fails_alone_with_the_originals_500(live: Live, pipe: str) -> None:
@@ -146,6 +146,6 @@ def test_a_killed_desk_fails_no_prediction_and_is_restarted(live: Live) -> None:
     os.kill(desk, signal.SIGKILL)
 
     assert ask(live.http_port, "POST", PREDICT, how="give").status == 200
-    assert gone_within(desk, 10.0)
-    answer = asked_until(lambda answer: answer.status == 200, live.http_port, "/v2/models/m/")
+    assert ends_within(desk, 10.0)
+    answer = ask_until(lambda answer: answer.status == 200, live.http_port, "/v2/models/m/")
     assert int(answer.json["summary"]) != desk

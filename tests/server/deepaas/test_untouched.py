@@ -34,12 +34,12 @@ def catalogue_model() -> Any:
         timestamp["choices"] = [TRAINED]
         return {"timestamp": fields.Str(load_default=TRAINED, validate=validate.OneOf(timestamp["choices"]))}
 
-    def loaded(**given: Any) -> Any:
+    def loaded(**options: Any) -> Any:
         timestamp = conf["testing"]["timestamp"]
         timestamp["value"] = None
         if "choices" in timestamp and timestamp["value"] not in timestamp["choices"]:
             raise ValueError("The selected value for timestamp is not an available choice.")
-        return {"conf": timestamp, **given}
+        return {"conf": timestamp, **options}
 
     return SimpleNamespace(
         CONF=conf, get_predict_args=get_predict_args, get_train_args=get_predict_args, predict=loaded, train=loaded

@@ -19,7 +19,7 @@ Answer = tuple[int, str, str, bytes]
 """Status, content type, other header lines, and the body."""
 
 
-class Told:
+class FakeChannel:
     """A Channel that records the messages it would send."""
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ def call_of(
 ) -> bytes:
     """Write a call: the line, and the body. query: text, or what urlencode takes."""
     fields = [*headers, *([("content-type", content_type)] if content_type else [])]
-    said = {"method": "POST", "query": query if isinstance(query, str) else urlencode(query), "headers": fields}
-    return json.dumps(said).encode() + b"\n" + body
+    head = {"method": "POST", "query": query if isinstance(query, str) else urlencode(query), "headers": fields}
+    return json.dumps(head).encode() + b"\n" + body
 
 
-def asked(*said: Any, **more: Any) -> Request:
+def request_of(*arguments: Any, **more: Any) -> Request:
     """Make the Request of a call."""
-    return Request(call_of(*said, **more))
+    return Request(call_of(*arguments, **more))
 
 
 def sent_json(value: Any, **more: Any) -> bytes:
@@ -49,10 +49,10 @@ def sent_json(value: Any, **more: Any) -> bytes:
     return call_of(json.dumps(value).encode(), "application/json", **more)
 
 
-def parts(*said: tuple[str, bytes] | tuple[str, bytes, str] | tuple[str, bytes, str, str]) -> bytes:
+def parts(*items: tuple[str, bytes] | tuple[str, bytes, str] | tuple[str, bytes, str, str]) -> bytes:
     """Write a FORM: name, content, and optionally a file's name and content type."""
     written = b""
-    for name, content, *more in said:
+    for name, content, *more in items:
         file = f'; filename="{more[0]}"' if more else ""
         kind = f"\r\nContent-Type: {more[1]}" if len(more) > 1 else ""
         head = f'--edge\r\nContent-Disposition: form-data; name="{name}"{file}{kind}\r\n\r\n'
@@ -63,8 +63,8 @@ def parts(*said: tuple[str, bytes] | tuple[str, bytes, str] | tuple[str, bytes, 
 def opened(monkeypatch: pytest.MonkeyPatch, model: Any, role: str = "predict", **settings: Any) -> DeepaasInside:
     """Open the service of a model: an object in place of its module."""
     monkeypatch.setitem(sys.modules, NAME, model)
-    said = {"model": "m", "target": NAME, "role": role, "warm": True, "accept_header": False, "show_errors": False}
-    return open_service(said | settings, Told())  # type: ignore[arg-type]
+    order = {"model": "m", "target": NAME, "role": role, "warm": True, "accept_header": False, "show_errors": False}
+    return open_service(order | settings, FakeChannel())  # type: ignore[arg-type]
 
 
 def answered(service: DeepaasInside, call: bytes = b"", kind: int = CALL) -> Answer:

@@ -16,8 +16,10 @@ def library(needed: Sequence[str]) -> bytes:
     entries = [(1, place) for place in places] + [(5, _START + head_bytes), (10, len(names)), (0, 0)]
     dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
     head = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 64, 0, 0)
-    whole = head_bytes + len(names) + len(dynamic)
-    load = struct.pack("<IIQQQQQQ", 1, 4, 0, _START, _START, whole, whole, 4096)
+    size = head_bytes + len(names) + len(dynamic)
+    load = struct.pack("<IIQQQQQQ", 1, 4, 0, _START, _START, size, size, 4096)
     where = head_bytes + len(names)
-    told = struct.pack("<IIQQQQQQ", 2, 4, where, _START + where, _START + where, len(dynamic), len(dynamic), 8)
-    return head + load + told + names + dynamic
+    dynamic_segment = struct.pack(
+        "<IIQQQQQQ", 2, 4, where, _START + where, _START + where, len(dynamic), len(dynamic), 8
+    )
+    return head + load + dynamic_segment + names + dynamic

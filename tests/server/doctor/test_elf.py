@@ -24,10 +24,10 @@ def test_the_libraries_that_an_elf_file_needs_are_read_in_order(names: list[str]
 @given(st.data())
 @settings(max_examples=100)
 def test_a_corrupt_elf_file_is_read_or_rejected_with_value_error(data: st.DataObject) -> None:
-    whole = bytearray(library(["libcudart.so.13", "libc.so.6"]))
+    library_bytes = bytearray(library(["libcudart.so.13", "libc.so.6"]))
     for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    cut = whole[: data.draw(st.integers(0, len(whole)))]
+        library_bytes[data.draw(st.integers(0, len(library_bytes) - 1))] = data.draw(st.integers(0, 255))
+    cut = library_bytes[: data.draw(st.integers(0, len(library_bytes)))]
 
     with contextlib.suppress(ValueError):
         needed_libraries(io.BytesIO(cut))

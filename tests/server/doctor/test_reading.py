@@ -18,11 +18,13 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 def test_a_port_in_use_is_reported_and_a_free_one_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
-        taken = held.getsockname()[1]
-        ports = read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))
+        used_port = held.getsockname()[1]
+        ports = read_ports(Settings(http_port=used_port, allow_grpc=False, metrics_port=0))
 
     assert [(port.name, port.bind_error) for port in ports] == [("HTTP", "Address already in use")]
-    assert [port.bind_error for port in read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))] == [""]
+    assert [
+        port.bind_error for port in read_ports(Settings(http_port=used_port, allow_grpc=False, metrics_port=0))
+    ] == [""]
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
@@ -65,8 +67,8 @@ def test_the_command_examines_this_machine_and_its_models(capsys: pytest.Capture
         ["doctor", "--json", str(EXAMPLES / "iris"), "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     )
 
-    told = json.loads(capsys.readouterr().out)
-    found = {f"{each['part']}: {each['text']}" for each in told["findings"]}
-    assert told["status"] == status
+    report = json.loads(capsys.readouterr().out)
+    found = {f"{each['part']}: {each['text']}" for each in report["findings"]}
+    assert report["status"] == status
     assert {"models: on cpu: iris", "models: 1 version would be served"} <= found
-    assert [each for each in told["findings"] if "could not be examined" in each["text"]] == []
+    assert [each for each in report["findings"] if "could not be examined" in each["text"]] == []

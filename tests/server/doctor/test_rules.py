@@ -152,10 +152,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_problem_is_reported_with_a_remedy(case: str) -> None:
-    facts, level, said = CASES[case]
+    facts, level, text = CASES[case]
     report = judge(Facts(**facts))
 
-    found = [each for each in report.diagnoses if f"{each.part}: {each.text}" == said]
+    found = [each for each in report.diagnoses if f"{each.part}: {each.text}" == text]
     assert [each.level for each in found] == [level], str(report)
     assert found[0].remedy
     assert report.status == (level == ERROR)
@@ -178,9 +178,9 @@ def test_a_complete_machine_has_no_errors_or_warnings(facts: dict[str, Any]) -> 
 
 def test_a_shared_port_is_reported_as_shared() -> None:
     shared = CheckedPort(name="gRPC", address="0.0.0.0", port=8001, shared=True)
-    (told,) = [each.text for each in judge(Facts(**CPU | {"ports": (shared,)})).diagnoses if each.part == "ports"]
+    (text,) = [each.text for each in judge(Facts(**CPU | {"ports": (shared,)})).diagnoses if each.part == "ports"]
 
-    assert told == "gRPC port 0.0.0.0:8001 is shared with other servers"
+    assert text == "gRPC port 0.0.0.0:8001 is shared with other servers"
 
 
 def test_the_oldest_gpu_that_the_wheels_cuda_supports_is_accepted() -> None:

@@ -18,14 +18,14 @@ esac
 
 
 class FakePython:
-    """A fake Python in a few lines of shell that records the arguments of each run in `told`.
+    """A fake Python in a few lines of shell that records the arguments of each run in `recorded_calls`.
 
     `pip` is the script that it runs as pip, and `missing` the file of the modules it lacks, as JSON.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        self._log = folder / "told"
+        self._log = folder / "recorded_calls"
         self.missing = folder / "missing"
         self.path = folder / "python"
         self.write()
@@ -38,11 +38,11 @@ class FakePython:
         self.path.chmod(0o755)
 
     @property
-    def told(self) -> list[str]:
+    def recorded_calls(self) -> list[str]:
         return self._log.read_text().splitlines() if self._log.exists() else []
 
     def runs(self, words: str) -> int:
-        return sum(line.startswith(words) for line in self.told)
+        return sum(line.startswith(words) for line in self.recorded_calls)
 
 
 def write_wheel(folder: Path, name: str, version: str, code: str) -> Path:
@@ -68,13 +68,13 @@ def repack(folder: Path, name: str) -> Path:
     found = distribution(name)
     inside = [file for file in found.files or () if ".." not in file.parts and file.suffix != ".pyc"]
     about = next(file.parts[0] for file in inside if file.parts[0].endswith(".dist-info"))
-    kept = [file for file in inside if file.name not in {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}]
+    files = [file for file in inside if file.name not in {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}]
     tags = [line.split()[1] for line in (found.read_text("WHEEL") or "").splitlines() if line.startswith("Tag:")]
     wheel = folder / f"{about.removesuffix('.dist-info')}-{tags[0]}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for file in kept:
+        for file in files:
             archive.write(str(file.locate()), str(file))
-        archive.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in (*kept, f"{about}/RECORD")))
+        archive.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in (*files, f"{about}/RECORD")))
     return wheel
 
 

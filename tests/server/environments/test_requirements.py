@@ -71,12 +71,14 @@ def test_changed_content_of_a_local_project_makes_another_environment(tmp_path: 
     assert digest(path) != before
 
 
-@pytest.mark.parametrize("left", ["build/lib/mine.py", "mine.egg-info/PKG-INFO", "__pycache__/mine.pyc", ".git/HEAD"])
-def test_build_artifacts_of_a_local_project_do_not_change_the_environment(tmp_path: Path, left: str) -> None:
+@pytest.mark.parametrize(
+    "artifact", ["build/lib/mine.py", "mine.egg-info/PKG-INFO", "__pycache__/mine.pyc", ".git/HEAD"]
+)
+def test_build_artifacts_of_a_local_project_do_not_change_the_environment(tmp_path: Path, artifact: str) -> None:
     write(tmp_path, "mine/mine.py", "a = 1\n")
     path = write(tmp_path, "requirements.txt", "./mine\n")
     before = digest(path)
-    write(tmp_path / "mine", left, "x")
+    write(tmp_path / "mine", artifact, "x")
 
     assert digest(path) == before
 

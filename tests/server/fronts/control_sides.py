@@ -122,7 +122,7 @@ class Client:
     body: bytes = b""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     sent: list[Any] = field(default_factory=list)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
     reads: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: list[bytes] = field(default_factory=list)
 
@@ -145,7 +145,7 @@ class Client:
     async def _receive(self) -> Any:
         if self._parts:
             return {"type": "http.request", "body": self._parts.pop(0), "more_body": bool(self._parts)}
-        await self.gone.wait()
+        await self.closed.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
@@ -166,6 +166,6 @@ class Client:
         return b"".join(message.get("body", b"") for message in self.sent[1:])
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer is complete."""
         return len(self.sent) > 1 and not self.sent[-1].get("more_body")

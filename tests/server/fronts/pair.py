@@ -134,9 +134,11 @@ async def joined(engine: EngineSide, front: FrontSide) -> Link:
 
 def request(model: Model, value: float, sink: Any, width: int = 4, rows: int = 1) -> InferRequest:
     """A request whose answer is its input."""
-    made = InferRequest(model, [np.full((rows, width), value, np.float32)], rows, ((width,),), model.all_outputs, sink)
-    made.context = value
-    return made
+    infer_request = InferRequest(
+        model, [np.full((rows, width), value, np.float32)], rows, ((width,),), model.all_outputs, sink
+    )
+    infer_request.context = value
+    return infer_request
 
 
 async def until(condition: Any) -> None:

@@ -218,11 +218,11 @@ def test_closed_connections_are_no_longer_counted(loops: Any) -> None:
     async def main() -> None:
         served = await Fronts.of(2)
         clients = await served.connect(32)
-        gone = [each for each in clients if each[1].get_extra_info("sockname") in peers(served.ports[0])]
-        leave(gone)
+        leaving = [each for each in clients if each[1].get_extra_info("sockname") in peers(served.ports[0])]
+        leave(leaving)
         await until(lambda: not served.counts[0])
 
-        again = await served.connect(len(gone))
+        again = await served.connect(len(leaving))
 
         assert served.counts == [16, 16]
         leave([*clients, *again])

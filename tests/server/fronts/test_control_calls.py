@@ -26,7 +26,7 @@ pb = service_pb2()
 
 
 @asynccontextmanager
-async def asked(app: Any, **methods: Any) -> AsyncIterator[FrontEnd]:
+async def front_end_of(app: Any, **methods: Any) -> AsyncIterator[FrontEnd]:
     """A front end whose engine is a test's own application and unary methods."""
     paths = {
         "live": SERVICE + "ServerLive",
@@ -78,7 +78,7 @@ def test_every_http_page_is_the_same_through_a_front_end(tmp_path: Path) -> None
                 assert through.status == direct.status, path
                 assert through.header == direct.header or path.startswith("/metrics"), path
                 assert through.answer == direct.answer or path.startswith("/metrics"), path
-                assert through.whole
+                assert through.is_complete
             await front.settled()
             front.close()
 
@@ -90,8 +90,8 @@ def test_every_rpc_except_inference_is_the_same_through_a_front_end(tmp_path: Pa
         async with engine_of(tmp_path) as server:
             methods = server.grpc_methods()
             front = FrontEnd(nothing, methods)
-            unasked = {SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"}
-            assert front.methods.keys() == {path for path in methods if "Reflection" not in path} - unasked
+            data_plane = {SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"}
+            assert front.methods.keys() == {path for path in methods if "Reflection" not in path} - data_plane
             questions = [
                 ("ServerLive", b""),
                 ("ServerReady", b""),
@@ -144,40 +144,40 @@ def test_an_answer_is_streamed_part_by_part() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     async def main() -> None:
-        async with asked(app) as front:
+        async with front_end_of(app) as front:
             client = Client("POST", "/events?a=%20", b"question", [(b"x", b"\xff")])
             control = asyncio.ensure_future(client.ask(front.app))
             for number in range(3):
                 await turns(lambda number=number: client.answer.endswith(b"event %d" % number))
-                assert not client.whole
+                assert not client.is_complete
                 step.set()
             await control
             assert client.status == 207
-            assert client.whole
+            assert client.is_complete
 
     uvloop.run(main())
 
 
 def test_the_engine_pauses_an_answer_that_the_client_does_not_read() -> None:
-    made = 0
+    chunk_count = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal made
+        nonlocal chunk_count
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(100):
-            made += 1
+            chunk_count += 1
             await send({"type": "http.response.body", "body": bytes(50_000), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def main() -> None:
-        async with asked(app) as front:
+        async with front_end_of(app) as front:
             client = Client()
             client.reads.clear()
             control = asyncio.ensure_future(client.ask(front.app))
             await turns(lambda: client.sent)
             for _ in range(200):
                 await asyncio.sleep(0)
-            assert made <= MAX_UNCONFIRMED_PARTS + 1
+            assert chunk_count <= MAX_UNCONFIRMED_PARTS + 1
             client.reads.set()
             await control
             assert len(client.answer) == 5_000_000
@@ -197,14 +197,14 @@ def test_a_client_that_disconnects_is_disconnected_in_the_engine() -> None:
         ended.append(True)
 
     async def main() -> None:
-        async with asked(app) as front:
+        async with front_end_of(app) as front:
             for _ in range(2):
                 client = Client()
                 control = asyncio.ensure_future(client.ask(front.app))
                 await turns(lambda client=client: client.sent)
-                client.gone.set()
+                client.closed.set()
                 await control
-                assert not client.whole
+                assert not client.is_complete
             await front.settled()
             assert ended == [True, True]
 
@@ -221,10 +221,10 @@ def test_a_client_that_disconnects_is_disconnected_in_the_engine() -> None:
 
 def test_a_client_that_disconnects_before_its_body_is_complete_sends_no_request() -> None:
     async def main() -> None:
-        async with asked(nothing) as front:
+        async with front_end_of(nothing) as front:
             client = Client("POST", "/", b"half")
             client._parts = []
-            client.gone.set()
+            client.closed.set()
             await client.ask(front.app)
             assert client.sent == []
 
@@ -233,7 +233,7 @@ def test_a_client_that_disconnects_before_its_body_is_complete_sends_no_request(
 
 def test_a_body_over_the_size_limit_is_rejected() -> None:
     async def main() -> None:
-        async with asked(nothing) as front:
+        async with front_end_of(nothing) as front:
             client = await Client("POST", "/v2/x", bytes((1 << 20) + 1)).ask(front.app)
             assert client.status == 400
             assert json.loads(client.answer) == {
@@ -250,7 +250,7 @@ def test_large_bodies_are_passed_in_both_directions() -> None:
         await send({"type": "http.response.body", "body": body[::-1]})
 
     async def main() -> None:
-        async with asked(app) as front:
+        async with front_end_of(app) as front:
             for size in (0, 1, 32_767, 32_768, 1 << 20):
                 body = bytes(range(256)) * (size // 256) + b"\n" * (size % 256)
                 assert (await Client("POST", "/", body).ask(front.app)).answer == body[::-1]
@@ -270,11 +270,11 @@ def test_an_exception_in_the_application_is_answered_with_503_or_ends_the_answer
         raise RuntimeError("on purpose")
 
     async def main() -> None:
-        async with asked(app) as front:
+        async with front_end_of(app) as front:
             client = await Client("GET", "/v2").ask(front.app)
             assert "on purpose" in caplog.text
             if begun:
-                assert not client.whole  # uvicorn ends the connection
+                assert not client.is_complete  # uvicorn ends the connection
             else:
                 assert client.status == 503
 
@@ -309,7 +309,7 @@ def test_a_front_end_without_an_engine_is_live_and_not_ready() -> None:
 
 def test_a_draining_front_end_is_not_live_and_not_ready() -> None:
     async def main() -> None:
-        async with asked(nothing) as front:
+        async with front_end_of(nothing) as front:
             front.control.drain()
             for path in ("/v2/health/live", "/v2/health/ready"):
                 client = await Client(path=path).ask(front.app)
@@ -327,7 +327,7 @@ def test_a_front_end_being_replaced_reports_the_health_of_its_engine() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     async def main() -> None:
-        async with asked(ready, live=lambda call, _: call.answer(b"\x08\x01"), watch=lambda *_: None) as front:
+        async with front_end_of(ready, live=lambda call, _: call.answer(b"\x08\x01"), watch=lambda *_: None) as front:
             watched, late, live = FakeCall(), FakeCall(), FakeCall()
             front.methods[WATCH].unary(watched, b"")  # type: ignore[misc]
             front.control.drain(server_stopping=False)
@@ -365,7 +365,7 @@ def test_calls_in_progress_end_at_once_when_the_engine_dies() -> None:
         """Never answer."""
 
     async def main() -> None:
-        async with asked(app, load=never) as front:
+        async with front_end_of(app, load=never) as front:
             begun, waiting, call = Client(path="/begun"), Client(), FakeCall()
             control = [asyncio.ensure_future(client.ask(front.app)) for client in (begun, waiting)]
             front.methods[SERVICE + "RepositoryModelLoad"].unary(call, b"")  # type: ignore[misc]
@@ -374,7 +374,7 @@ def test_calls_in_progress_end_at_once_when_the_engine_dies() -> None:
             await asyncio.gather(*control)
             assert waiting.status == 503
             assert json.loads(waiting.answer) == {"error": NO_ENGINE}
-            assert not begun.whole
+            assert not begun.is_complete
             assert (call.status, call.text) == (Status.UNAVAILABLE, NO_ENGINE)
             assert front.lost == ["the process is gone"]
             assert not front.control.connected
@@ -392,7 +392,7 @@ def test_a_stream_is_passed_on_with_backpressure_final_status_and_pushback() -> 
         call.send(b"first " + message)
 
     async def main() -> None:
-        async with asked(nothing, watch=watch) as front:
+        async with front_end_of(nothing, watch=watch) as front:
             call = FakeCall(metadata={"authorization": "x"}, deadline_ns=77)
             front.methods[WATCH].unary(call, b"message")  # type: ignore[misc]
             await turns(lambda: call.sent == [b"first message"])
@@ -420,7 +420,7 @@ def test_a_call_that_ends_in_the_front_end_is_cancelled_in_the_engine() -> None:
         call.on_cancel = lambda: cancelled.append(message)
 
     async def main() -> None:
-        async with asked(nothing, watch=watch) as front:
+        async with front_end_of(nothing, watch=watch) as front:
             lost, drained = FakeCall(), FakeCall()
             for call in (lost, drained):
                 front.methods[WATCH].unary(call, b"m")  # type: ignore[misc]
@@ -442,7 +442,7 @@ def test_an_exception_in_a_method_is_answered_with_a_request_id(caplog: pytest.L
         raise RuntimeError("on purpose")
 
     async def main() -> None:
-        async with asked(nothing, load=load) as front:
+        async with front_end_of(nothing, load=load) as front:
             call = FakeCall()
             front.methods[SERVICE + "RepositoryModelLoad"].unary(call, b"")  # type: ignore[misc]
             await turns(lambda: call.ended)

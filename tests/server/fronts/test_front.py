@@ -93,8 +93,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("position", [0, 1])
 def test_a_front_end_answers_as_one_process_does(fronts: LiveFronts, alone: Live, case: str, position: int) -> None:
-    path, said = CASES[case]
-    body = said if isinstance(said, str) else json.dumps(said)
+    path, request_body = CASES[case]
+    body = request_body if isinstance(request_body, str) else json.dumps(request_body)
     answers = [
         httpx.post(f"{url}/v2/models/{path}", content=body, timeout=30) for url in (alone.url, fronts.url_of(position))
     ]
@@ -133,17 +133,17 @@ def test_the_control_plane_answers_as_one_process_does(fronts: LiveFronts, alone
 
 
 def test_a_front_end_answers_grpc_as_one_process_does(fronts: LiveFronts, alone: Live) -> None:
-    said = []
+    responses = []
     for address in (alone.grpc_address, f"127.0.0.1:{fronts.fronts[1].grpc_port}"):
         with triton_grpc.InferenceServerClient(address) as client:
             inputs = [triton_grpc.InferInput(f"INPUT{i}", [1, 16], "INT32") for i in (0, 1)]
-            for made, array in zip(inputs, (A, B), strict=True):
-                made.set_data_from_numpy(array)
-            said.append(client.infer("simple", inputs, request_id="7").get_response().SerializeToString())
+            for tensor, array in zip(inputs, (A, B), strict=True):
+                tensor.set_data_from_numpy(array)
+            responses.append(client.infer("simple", inputs, request_id="7").get_response().SerializeToString())
             with pytest.raises(InferenceServerException) as caught:
                 client.infer("none", inputs)
-            said.append((caught.value.status(), caught.value.message()))
-    assert said[:2] == said[2:]
+            responses.append((caught.value.status(), caught.value.message()))
+    assert responses[:2] == responses[2:]
 
 
 def test_statistics_are_the_same_at_every_front_end(fronts: LiveFronts) -> None:
@@ -170,11 +170,11 @@ def test_statistics_are_the_same_at_every_front_end(fronts: LiveFronts) -> None:
 def test_a_sequence_continues_at_another_front_end(fronts: LiveFronts) -> None:
     sums = []
     for number, value in enumerate((1.0, 2.0, 4.0)):
-        said = {
+        request_body = {
             "parameters": {"sequence_id": 42, "sequence_start": number == 0, "sequence_end": number == 2},
             "inputs": [tensor("x", "FP32", [1, 1], [value])],
         }
-        answer = httpx.post(f"{fronts.url_of(number % 2)}/v2/models/adds/infer", json=said)
+        answer = httpx.post(f"{fronts.url_of(number % 2)}/v2/models/adds/infer", json=request_body)
         sums.append(next(each["data"] for each in answer.json()["outputs"] if each["name"] == "y")[0])
     assert sums == [1.0, 3.0, 7.0]
 
@@ -199,11 +199,11 @@ def test_a_region_is_registered_at_every_front_end(fronts: LiveFronts) -> None:
 
 def test_a_load_or_unload_has_reached_every_front_end_when_it_is_answered(fronts: LiveFronts) -> None:
     for number in range(6):
-        asked, other = fronts.url_of(number % 2), fronts.url_of(1 - number % 2)
+        changed, other = fronts.url_of(number % 2), fronts.url_of(1 - number % 2)
         url = f"{other}/v2/models/simple_auto/infer"
-        assert httpx.post(f"{asked}/v2/repository/models/simple_auto/unload").status_code == 200
+        assert httpx.post(f"{changed}/v2/repository/models/simple_auto/unload").status_code == 200
         assert httpx.post(url, json={"inputs": PAIR}).status_code == 404
-        assert httpx.post(f"{asked}/v2/repository/models/simple_auto/load", timeout=30).status_code == 200
+        assert httpx.post(f"{changed}/v2/repository/models/simple_auto/load", timeout=30).status_code == 200
         assert httpx.post(url, json={"inputs": PAIR}).status_code == 200
 
 

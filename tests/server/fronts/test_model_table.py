@@ -80,19 +80,19 @@ def test_a_front_end_serves_loaded_models_while_the_hooks_of_others_load(tmp_pat
     asyncio.run(main())
 
 
-def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def _record_messages(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Return a list to which each message to a front end is added from now on."""
-    told: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     model_table = front.model_table
     assert model_table is not None
     take = model_table.receive
 
     def noted(number: int, body: bytes) -> None:
-        told.append(json.loads(body))
+        messages.append(json.loads(body))
         take(number, body)
 
     monkeypatch.setattr(model_table, "receive", noted)
-    return told
+    return messages
 
 
 def test_a_model_that_is_loaded_or_unloaded_is_published_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,16 +102,16 @@ def test_a_model_that_is_loaded_or_unloaded_is_published_alone(monkeypatch: pyte
                 await engine.load(replace(SPEC, name=f"m{number}"))
             await joined(engine, front)
             assert len(front.engine.models()) == 20
-            told = _told(front, monkeypatch)
+            messages = _record_messages(front, monkeypatch)
             generation = front.engine.generation
 
             new = await engine.published.open(replace(SPEC, name="m7"))
             await engine.published.publish("m7", [new])
             await engine.published.publish("m7", ())
 
-            assert [list(said["names"]) for said in told] == [["m7"], ["m7"]]
-            assert [len(said["new"]) for said in told] == [1, 0]
-            assert [len(said["retired"]) for said in told] == [1, 1]
+            assert [list(message["names"]) for message in messages] == [["m7"], ["m7"]]
+            assert [len(message["new"]) for message in messages] == [1, 0]
+            assert [len(message["retired"]) for message in messages] == [1, 1]
             assert front.engine.generation - generation == 2
             assert len(front.engine.models()) == 19
 
@@ -141,12 +141,12 @@ def test_a_front_end_that_joins_later_receives_all_models_in_one_message(monkeyp
             engine.published.publish("m1", (), ["4"])
             here, there = socket.socketpair()
             front.join(there)
-            told = _told(front, monkeypatch)
+            messages = _record_messages(front, monkeypatch)
             engine.join(here)
             async with asyncio.timeout(10):
                 await front.placed.wait()
 
-            assert len(told) == 1
+            assert len(messages) == 1
             assert [model.name for model in front.engine.models()] == ["m0", "m2"]
             for name, version in (("m1", ""), ("m1", "1"), ("m1", "4"), ("m1", "9")):
                 assert _text(front.engine, name, version) == _text(engine.engine, name, version)
@@ -196,8 +196,8 @@ def pre_inference(sample, signature, metadata):
 
 
 def test_objects_held_by_hooks_are_freed_when_their_model_is_unloaded(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    (tmp_path / "hooks.py").write_text(TABLE.format(str(gone)), "utf-8")
+    log_path = tmp_path / "gone"
+    (tmp_path / "hooks.py").write_text(TABLE.format(str(log_path)), "utf-8")
     spec = replace(SPEC, name="hooked", hooks=HookSpec(tmp_path / "hooks.py"))
 
     async def main() -> None:
@@ -206,7 +206,7 @@ def test_objects_held_by_hooks_are_freed_when_their_model_is_unloaded(tmp_path: 
                 await engine.published.publish("hooked", [await engine.published.open(spec)])
                 await engine.published.publish("hooked", ())
             async with asyncio.timeout(10):
-                while not gone.exists():  # noqa: ASYNC110 - `until` would run the garbage collector
+                while not log_path.exists():  # noqa: ASYNC110 - `until` would run the garbage collector
                     await asyncio.sleep(0)
 
     gc.collect()

@@ -66,7 +66,7 @@ def test_a_model_whose_hooks_cannot_be_loaded_again_is_not_ready(
         _until(lambda: _statuses(live) == (200, 200, 200))
 
 
-async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | None], grpc.StatusCode]:
+async def _readiness(front: FrontServer, name: str) -> tuple[tuple[int, str | None], grpc.StatusCode]:
     """Return how requests for a model's metadata are rejected over HTTP, with Retry-After, and over gRPC.
 
     Requests for its statistics are rejected with the same text while the engine loads; ModelReady returns false.
@@ -82,8 +82,8 @@ async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | No
         assert (counted.text == page.text) == (page.status_code == counted.status_code == 503)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name))
-        said = page.json()["error"], refused.value.details()
-        assert all((text == LOADING_MESSAGE) == (page.status_code == 503) for text in said)
+        texts = page.json()["error"], refused.value.details()
+        assert all((text == LOADING_MESSAGE) == (page.status_code == 503) for text in texts)
         return (page.status_code, page.headers.get("retry-after")), refused.value.code()
 
 
@@ -95,10 +95,10 @@ def test_an_unknown_model_is_503_while_the_engine_loads_and_404_afterwards(tmp_p
             await engine.open()
             attach(engine, front)
             await front.open()
-            assert await _asked_for(front, "iris") == ((503, "1"), grpc.StatusCode.UNAVAILABLE)
+            assert await _readiness(front, "iris") == ((503, "1"), grpc.StatusCode.UNAVAILABLE)
             await engine.load()
             assert await front.wait_ready(GUARD_S)
-            assert await _asked_for(front, "iris") == ((404, None), grpc.StatusCode.NOT_FOUND)
+            assert await _readiness(front, "iris") == ((404, None), grpc.StatusCode.NOT_FOUND)
         finally:
             await front.close()
             await engine.close()

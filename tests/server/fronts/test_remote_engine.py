@@ -137,13 +137,13 @@ class Play:
 
     def submit(self, width: int) -> None:
         try:
-            made = request(self.front.engine.model("m"), float(len(self.sent) + 1), self.ledger, width)
-            self.front.engine.submit(made)
+            infer_request = request(self.front.engine.model("m"), float(len(self.sent) + 1), self.ledger, width)
+            self.front.engine.submit(infer_request)
         except InferError as error:
             if error.code is not Code.NOT_READY:
                 raise
         else:
-            self.sent.append(made)
+            self.sent.append(infer_request)
 
     def cancel(self, request: InferRequest) -> None:
         if not self.ledger.ends[request.context]:
@@ -179,23 +179,23 @@ async def test_answers_received_in_one_wake_up_are_delivered_together() -> None:
 @on_a_loop
 async def test_the_properties_of_a_request_reach_the_engine() -> None:
     async with pair() as (engine, front):
-        seen: list[InferRequest] = []
+        requests_received: list[InferRequest] = []
         submit = engine.engine.submit
 
         def record(request: InferRequest) -> None:
-            seen.append(request)
+            requests_received.append(request)
             submit(request)
 
         engine.engine.submit = record  # type: ignore[method-assign]
         sink = ListSink()
-        made = request(front.engine.model("m"), 1, sink, rows=2)
-        made.id, made.priority, made.sequence = "täg\ud800", 1 << 40, InSequence("s", start=True)
-        made.deadline_ns, made.target_ns, made.start_ns = 1 << 80, (1 << 63) + 1, 5
-        front.engine.submit(made)
+        sent = request(front.engine.model("m"), 1, sink, rows=2)
+        sent.id, sent.priority, sent.sequence = "täg\ud800", 1 << 40, InSequence("s", start=True)
+        sent.deadline_ns, sent.target_ns, sent.start_ns = 1 << 80, (1 << 63) + 1, 5
+        front.engine.submit(sent)
         await sink.holds(1)
 
-        (there,) = seen
-        assert (there.id, there.priority, there.sequence) == (made.id, 1 << 40, InSequence("s", start=True))
+        (there,) = requests_received
+        assert (there.id, there.priority, there.sequence) == (sent.id, 1 << 40, InSequence("s", start=True))
         assert (there.deadline_ns, there.target_ns, there.start_ns) == ((1 << 64) - 1, (1 << 63) + 1, 5)
         assert (there.rows, there.key, there.output_positions) == (2, ((4,),), (0,))
 
@@ -213,8 +213,8 @@ async def test_requests_go_to_the_right_model_after_others_are_loaded_and_replac
         engine.engine.submit_soon = record
         sink = ListSink()
         await engine.load(replace(SPEC, name="other"))
-        asked = [("m", 4), ("m", 5), ("other", 4), ("", 0), ("m", 6), ("m", 7), ("other", 4), ("m", 7)]
-        for name, width in asked:
+        calls = [("m", 4), ("m", 5), ("other", 4), ("", 0), ("m", 6), ("m", 7), ("other", 4), ("m", 7)]
+        for name, width in calls:
             if not name:
                 await engine.load(replace(SPEC, version=2))
                 await until(lambda: len(front.engine.numbers) == 2)
@@ -222,7 +222,7 @@ async def test_requests_go_to_the_right_model_after_others_are_loaded_and_replac
             front.engine.submit(request(front.engine.model(name), width, sink, width))
         await sink.holds(7)
 
-        assert names == [name for name, _ in asked if name]
+        assert names == [name for name, _ in calls if name]
         assert all(each.error is None for each in sink.requests)
 
 
@@ -266,15 +266,15 @@ async def test_unread_streamed_answers_are_freed_with_their_request(monkeypatch:
     gc.disable()  # the collector runs rarely, and until then the answers would keep the engine's shared memory
     try:
         async with pair() as (_, front):
-            asked, sink = request(front.engine.model("m"), 1, ListSink()), ref(answers := AnswerStream())
-            asked.answer_sink = asked.sink = answers
-            front.engine.submit(asked)
-            said, arrays = write_answer(StreamedAnswer({"y": np.ones(3, np.float32)}))
-            assert front.engine.receive([(ANSWER, asked.remote_id, said, arrays, []) for _ in range(2)]) == []
-            assert asked.error is not None
-            assert asked.error.code is Code.OVERLOADED
+            sent, sink = request(front.engine.model("m"), 1, ListSink()), ref(answers := AnswerStream())
+            sent.answer_sink = sent.sink = answers
+            front.engine.submit(sent)
+            head, arrays = write_answer(StreamedAnswer({"y": np.ones(3, np.float32)}))
+            assert front.engine.receive([(ANSWER, sent.remote_id, head, arrays, []) for _ in range(2)]) == []
+            assert sent.error is not None
+            assert sent.error.code is Code.OVERLOADED
 
-            del asked, answers
+            del sent, answers
 
             assert sink() is None
     finally:
@@ -404,13 +404,13 @@ async def test_a_model_load_fails_when_a_front_end_cannot_load_its_hooks(tmp_pat
 @on_a_loop
 async def test_a_model_without_hooks_is_announced_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as (engine, front):
-        told: list[int] = []
+        messages: list[int] = []
         model_table = front.model_table
         assert model_table is not None
         take = model_table.receive
 
         def counted(number: int, body: bytes) -> None:
-            told.append(number)
+            messages.append(number)
             take(number, body)
 
         monkeypatch.setattr(model_table, "receive", counted)
@@ -418,7 +418,7 @@ async def test_a_model_without_hooks_is_announced_in_one_message(monkeypatch: py
         await engine.published.publish("more", [model])
 
         assert front.engine.model("more").name == "more"
-        assert len(told) == 1
+        assert len(messages) == 1
 
 
 @on_a_loop

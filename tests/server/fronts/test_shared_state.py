@@ -20,7 +20,7 @@ from penstock.server.serve import Server
 from penstock.server.v2.cuda_regions import CudaRegions
 from penstock.server.v2.regions import Regions
 from tests.server.fronts.control_sides import Client, FrontEnd, engine_of, turns
-from tests.server.ipc.wire_pairs import kept
+from tests.server.ipc.wire_pairs import memory_use
 from tests.server.v2.rpc.calls import FakeCall
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -56,7 +56,7 @@ def read_of(regions: Regions, name: str, byte_size: int) -> bytes:
 
 
 def test_a_region_is_in_every_front_end_before_its_registration_is_answered(tmp_path: Path, key: str) -> None:
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         async with engine_of(tmp_path, allow_client_shm=True) as server:
@@ -75,7 +75,7 @@ def test_a_region_is_in_every_front_end_before_its_registration_is_answered(tmp_
                 front.close()
 
     uvloop.run(main())
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_a_front_end_that_joins_later_maps_the_original_region_of_a_reused_key(tmp_path: Path, key: str) -> None:
@@ -248,7 +248,7 @@ def test_cuda_memory_that_one_front_end_cannot_map_is_not_registered_anywhere(
             client = await Client("POST", "/v2/cudasharedmemory/region/c/register", body).ask(fronts[0].app)
             assert client.status == 400
             assert "failed to register shared memory region 'c'" in json.loads(client.answer)["error"]
-            assert client.whole
+            assert client.is_complete
             assert "a front end rejected a change" in caplog.text
             for front in fronts:
                 front.close()
@@ -257,16 +257,16 @@ def test_cuda_memory_that_one_front_end_cannot_map_is_not_registered_anywhere(
 
 
 def test_a_received_descriptor_without_a_region_is_closed(tmp_path: Path) -> None:
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         async with engine_of(tmp_path, allow_client_shm=True) as server:
             _, (front,) = fronts_of(server, 1)
             await Client("POST", "/v2/logging", b'{"log_verbose_level": 2}').ask(front.app)
-            said = json.dumps({"log": asdict(front.levels[0])}).encode()
-            front.engine_link.send(68, 99, said, descriptors=[0, 0])
+            message = json.dumps({"log": asdict(front.levels[0])}).encode()
+            front.engine_link.send(68, 99, message, descriptors=[0, 0])
             await turns(lambda: len(front.levels) == 2)
             front.close()
 
     uvloop.run(main())
-    assert kept() == before
+    assert memory_use() == before

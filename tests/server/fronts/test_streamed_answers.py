@@ -26,11 +26,11 @@ class Front:
     def __init__(self) -> None:
         here, self._there = socket.socketpair()
         self.link = Link(here, lambda _: None, lambda _: None, arena_bytes=0)
-        self.taken: list[Message] = []
+        self.messages: list[Message] = []
 
     async def reads(self, count: int) -> None:
-        link = Link(self._there, self.taken.extend, lambda _: None)
-        await until(lambda: len(self.taken) == count and not self.link.unsent_bytes)
+        link = Link(self._there, self.messages.extend, lambda _: None)
+        await until(lambda: len(self.messages) == count and not self.link.unsent_bytes)
         link.close()
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ def test_a_streaming_request_waits_while_its_front_end_is_slow_to_read() -> None
 
         await front.reads(2)
         assert went_on == [2]
-        assert [message[:2] for message in front.taken] == [(ANSWER, 1), (ANSWER, 2)]
+        assert [message[:2] for message in front.messages] == [(ANSWER, 1), (ANSWER, 2)]
         assert other.send(LARGE) is None
         front.close()
 

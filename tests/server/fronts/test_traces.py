@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slow
 
 def test_a_clients_trace_continues_in_the_engine_over_http_and_grpc(tmp_path: Path) -> None:
     models.write_shapes(tmp_path)
-    with collector() as (url, got):
+    with collector() as (url, exports):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")
         with live_front(tmp_path, count=2, trace_config=rules) as live:
             infer(live)
             infer(live, traceparent=PARENT)
             infer_over_grpc(live, traceparent=PARENT)
-        _, _, sent = got.get(timeout=10)
+        _, _, sent = exports.get(timeout=10)
     spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
     assert [span.name for span in spans].count("InferRequest") == 2

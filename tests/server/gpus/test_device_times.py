@@ -33,9 +33,9 @@ def test_each_reading_has_the_time_used_since_the_last_reading() -> None:
 
 def test_time_used_before_an_unload_is_reported_once() -> None:
     models = [FakeModel("a")]
-    gone, read = models[0], times(models).read
+    unloaded, read = models[0], times(models).read
     read()
-    gone.device_ns["cuda:0"] = 5
+    unloaded.device_ns["cuda:0"] = 5
     models[:] = [FakeModel("a")]
     models[0].device_ns["cuda:0"] = 2
 
@@ -45,7 +45,7 @@ def test_time_used_before_an_unload_is_reported_once() -> None:
 
 def test_no_time_is_lost_in_many_loads_and_unloads() -> None:
     models: list[FakeModel] = []
-    read, told = times(models).read, 0
+    read, total_ns = times(models).read, 0
 
     def total(used: Used) -> int:
         return sum(used.get("cuda:0", {}).values())
@@ -53,8 +53,8 @@ def test_no_time_is_lost_in_many_loads_and_unloads() -> None:
     for _ in range(50):
         models[:] = [FakeModel("a")]  # the next model's dict may get the address of a freed one
         models[0].device_ns["cuda:0"] = 3
-        told += total(read())
+        total_ns += total(read())
         models[0].device_ns["cuda:0"] += 4
-    told += total(read())
+    total_ns += total(read())
 
-    assert told == 50 * 7
+    assert total_ns == 50 * 7

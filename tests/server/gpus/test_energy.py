@@ -16,12 +16,12 @@ S = 1_000_000_000
 
 def account(*steps: tuple[int, int, dict[str, int]]) -> EnergyAccount:
     """Add readings: seconds, joules, and the milliseconds that each model used before."""
-    made = EnergyAccount()
+    energy = EnergyAccount()
     for at_s, joules, used in steps:
         for model, ms in used.items():
-            made.add_run_time(model, ms * 1_000_000)
-        made.add_reading(at_s * S, joules * 1000)
-    return made
+            energy.add_run_time(model, ms * 1_000_000)
+        energy.add_reading(at_s * S, joules * 1000)
+    return energy
 
 
 def test_energy_is_attributed_by_run_time_and_the_rest_is_unattributed() -> None:
@@ -61,17 +61,17 @@ def test_the_least_recently_run_models_are_merged_above_the_limit(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("models", "left"),
+    ("models", "remaining"),
     [("abacdce", {"c": 20_000_000, "e": 10_000_000, OTHERS: 40_000_000}),
      ("abacdcef", {"e": 10_000_000, "f": 10_000_000, OTHERS: 60_000_000})],
 )  # fmt: skip
 def test_merged_models_stay_merged_as_further_models_run(
-    models: str, left: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    models: str, remaining: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "MAX_MODELS", 3)
     shared = account((0, 0, {}), *((at, 10 * at, {model: 1000}) for at, model in enumerate(models, 1)))
 
-    assert shared.models_uj == left
+    assert shared.models_uj == remaining
 
 
 _STEPS = st.lists(

@@ -58,8 +58,8 @@ def test_metrics_and_shutdown_of_a_server_do_not_wait_for_a_driver_that_hangs(
     while "\npenstock_nvml_up 1\n" not in before:  # NVML may start slowly
         before = scrape(url)
     stub.hang("nvmlDeviceGetPowerUsage")
-    asked, hung = stub.calls()["nvmlDeviceGetPowerUsage"], ""
-    while not hung or stub.calls()["nvmlDeviceGetPowerUsage"] == asked:
+    power_reads, hung = stub.calls()["nvmlDeviceGetPowerUsage"], ""
+    while not hung or stub.calls()["nvmlDeviceGetPowerUsage"] == power_reads:
         hung = scrape(url)
     server.send_signal(signal.SIGTERM)
     server.communicate(timeout=30)

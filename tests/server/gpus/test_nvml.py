@@ -68,9 +68,9 @@ def test_old_nvml_calls_are_not_made_when_new_calls_are_supported(stub: Stub) ->
     stub.remove(L4)
     Nvml().read()
 
-    asked = stub.calls()
+    calls = stub.calls()
     old = ("nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetMemoryInfo")
-    assert [asked[call] for call in old] == [0, 0, 0]
+    assert [calls[call] for call in old] == [0, 0, 0]
 
 
 def test_an_old_driver_counts_its_reserved_memory_as_used(stub: Stub) -> None:

@@ -36,10 +36,10 @@ def test_the_energy_of_a_model_stays_on_the_metrics_page_after_an_unload(
 
     async def page() -> str:
         """Return a page of values read after this call."""
-        asked = stub.calls()["nvmlDeviceGetCount_v2"]
+        count_calls = stub.calls()["nvmlDeviceGetCount_v2"]
         while True:
             text = (await metrics.render()).decode()
-            if stub.calls()["nvmlDeviceGetCount_v2"] > asked:
+            if stub.calls()["nvmlDeviceGetCount_v2"] > count_calls:
                 return text
 
     async def main() -> list[str]:

@@ -86,10 +86,10 @@ def test_process_memory_covers_the_server_and_its_child_processes(stub: Stub, cl
 
 
 def test_the_visible_gpus_are_reported_when_they_are_known(stub: Stub, clock: FakeClock) -> None:
-    said = {each: values(reader(clock, {"CUDA_VISIBLE_DEVICES": each}).read({}), "penstock_gpu_visible")
+    pages = {each: values(reader(clock, {"CUDA_VISIBLE_DEVICES": each}).read({}), "penstock_gpu_visible")
             for each in (L4, "", "0")}  # fmt: skip
 
-    assert said == {L4: {of(H200): "0", of(L4): "1"}, "": {of(H200): "0", of(L4): "0"}, "0": {}}
+    assert pages == {L4: {of(H200): "0", of(L4): "1"}, "": {of(H200): "0", of(L4): "0"}, "0": {}}
 
 
 def spend(stub: Stub, clock: FakeClock, joules: int, seconds: float = 10.0) -> None:
@@ -180,12 +180,12 @@ def test_nvml_is_restarted_periodically_while_a_gpu_is_lost(stub: Stub, clock: F
 def test_nvml_that_does_not_start_is_reported_down_and_retried_later(code: int, stub: Stub, clock: FakeClock) -> None:
     page = reader(clock, bus_ids=("0000:65:00.0",))
     stub.fail("nvmlInitWithFlags", code)
-    told = [page.read({}), page.read({})]
+    pages = [page.read({}), page.read({})]
     stub.heal()
-    told.append(page.read({}))
+    pages.append(page.read({}))
     clock.now_s += RETRY_S
 
-    assert told == [{"penstock_nvml_up": ["penstock_nvml_up 0"]}] * 3
+    assert pages == [{"penstock_nvml_up": ["penstock_nvml_up 0"]}] * 3
     assert started(stub) == 1
     assert values(page.read({}), "penstock_gpu_up") == {of(H200): "1", of(L4): "1"}
 
@@ -198,8 +198,8 @@ def test_without_nvml_there_are_no_lines_and_no_retries(clock: FakeClock) -> Non
         raise ImportError("no pynvml")
 
     page = GpuReader(Nvml(start), clock)
-    told = [page.read({})]
+    pages = [page.read({})]
     clock.now_s += 10 * RETRY_S
 
-    assert [*told, page.read({})] == [{}, {}]
+    assert [*pages, page.read({})] == [{}, {}]
     assert len(tried) == 1

@@ -19,14 +19,14 @@ SLICED = Gpu(
 )  # fmt: skip
 
 
-def shown(said: str | None, gpus: tuple[Gpu, ...] = ALIKE, order: str = "") -> tuple[str, ...] | None:
-    environ = {} if said is None else {"CUDA_VISIBLE_DEVICES": said}
+def shown(visible_devices: str | None, gpus: tuple[Gpu, ...] = ALIKE, order: str = "") -> tuple[str, ...] | None:
+    environ = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
     found = visible_gpus(gpus, environ | ({"CUDA_DEVICE_ORDER": order} if order else {}))
     return None if found is None else found.uuids
 
 
 @pytest.mark.parametrize(
-    ("said", "numbers"),
+    ("visible_devices", "numbers"),
     [
         (None, (0, 1, 2, 3)),
         ("", ()),
@@ -50,9 +50,9 @@ def shown(said: str | None, gpus: tuple[Gpu, ...] = ALIKE, order: str = "") -> t
     ],
 )
 def test_cuda_visible_devices_is_read_as_cudas_documentation_describes(
-    said: str | None, numbers: tuple[int, ...]
+    visible_devices: str | None, numbers: tuple[int, ...]
 ) -> None:
-    assert shown(said) == tuple(UUIDS[number] for number in numbers)
+    assert shown(visible_devices) == tuple(UUIDS[number] for number in numbers)
 
 
 def test_device_numbers_follow_the_bus_with_order_pci_bus_id() -> None:
@@ -84,8 +84,8 @@ def test_a_lost_gpu_is_not_visible() -> None:
 
 
 @given(st.text(st.sampled_from("0123-+,GPUMIabcdef \u0664x")), st.booleans())
-def test_any_value_makes_each_device_visible_at_most_once(said: str, sliced: bool) -> None:
-    found = shown(said, (*ALIKE, SLICED) if sliced else ALIKE)
+def test_any_value_makes_each_device_visible_at_most_once(visible_devices: str, sliced: bool) -> None:
+    found = shown(visible_devices, (*ALIKE, SLICED) if sliced else ALIKE)
 
     assert found is not None
     assert len(set(found)) == len(found)

@@ -18,14 +18,14 @@ from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD, Echo
 
 
 class Served:
-    """A listener on a loop of its own. `began` and `cancelled` count the calls of HOLD, `taken`
+    """A listener on a loop of its own. `began` and `cancelled` count the calls of HOLD, `message_count`
     those of ECHO, of which the first are rejected with `refusals`."""
 
     def __init__(self, limits: GrpcLimits, tls: ssl.SSLContext | None) -> None:
         self.began = threading.Semaphore(0)
         self.cancelled = threading.Semaphore(0)
         self.held: list[Any] = []
-        self.taken = 0
+        self.message_count = 0
         self.refusals: list[Exception] = []
         methods = [
             Method(ECHO, self._echo),
@@ -38,7 +38,7 @@ class Served:
         self.listener.tls = tls
 
     def _echo(self, call: Call, message: bytes) -> None:
-        self.taken += 1
+        self.message_count += 1
         if self.refusals:
             raise self.refusals.pop(0)
         call.answer(message)
@@ -78,15 +78,15 @@ def served(limits: GrpcLimits | None = None, tls: ssl.SSLContext | None = None) 
     thread.start()
 
     async def begin() -> Served:
-        made = Served(limits or GrpcLimits(), tls)
-        await made.listener.open()
-        return made
+        server = Served(limits or GrpcLimits(), tls)
+        await server.listener.open()
+        return server
 
-    made = asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
+    server = asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
     try:
-        yield Live(made, loop)
+        yield Live(server, loop)
     finally:
-        asyncio.run_coroutine_threadsafe(made.listener.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.listener.close(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()

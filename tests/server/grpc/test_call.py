@@ -188,8 +188,8 @@ def test_large_compressed_messages_are_decompressed_on_a_thread_and_handled_in_o
     wire.loop.turn()
     bodies = b"".join(frame.payload for frame in wire.frames() if frame.kind == frames.DATA)
 
-    wanted = [large] if path == ECHO else [large, b"second", large]
-    assert bodies == b"".join(message_of(content) for content in wanted)
+    expected = [large] if path == ECHO else [large, b"second", large]
+    assert bodies == b"".join(message_of(content) for content in expected)
     assert wire.connection.streams == {}
     assert wire.shared.held_bytes == 0
 
@@ -290,11 +290,11 @@ def test_answers_are_compressed_with_the_best_coding_that_the_client_accepts(
 def test_small_answers_are_not_compressed_and_compression_is_off_by_default() -> None:
     small = Wire(grpc={"compression": 6})
     small.feed(small.headers(grpc_accept_encoding="gzip") + payload(message_of(b"small"), end=True))
-    plain = Wire()
-    plain.feed(plain.headers(grpc_accept_encoding="gzip") + payload(message_of(MANY), end=True))
+    uncompressed = Wire()
+    uncompressed.feed(uncompressed.headers(grpc_accept_encoding="gzip") + payload(message_of(MANY), end=True))
 
     assert small.answers()[1][0] == b"small"
-    assert plain.answers()[1][0] == MANY
+    assert uncompressed.answers()[1][0] == MANY
 
 
 # -- deadlines -------------------------------------------------------------------------------------------------
@@ -428,14 +428,14 @@ def test_drain_waits_until_the_queued_messages_are_sent_or_the_call_is_reset() -
         wire = Wire()
         wire.loop.create_future = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]
         wire.feed(frames.window_update(0, 10**6) + wire.call(HOLD))
-        call, seen = wire.held[0], []
+        call, events = wire.held[0], []
         call.send(bytes(200_000))
         assert not call.writable
         waiting = asyncio.ensure_future(call.drain())
         await asyncio.sleep(0)
         wire.feed(frames.window_update(1, 10_000))
         await asyncio.sleep(0)
-        seen.append("waits" if not waiting.done() else "left")
+        events.append("waits" if not waiting.done() else "left")
         wire.feed(frames.window_update(1, 100_000))
         await waiting
         assert call.writable
@@ -444,7 +444,7 @@ def test_drain_waits_until_the_queued_messages_are_sent_or_the_call_is_reset() -
         await asyncio.sleep(0)
         wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
         await waiting
-        return seen
+        return events
 
     assert asyncio.run(wait()) == ["waits"]
 

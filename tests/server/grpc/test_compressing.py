@@ -25,16 +25,16 @@ class Threads:
     """Runs the work that is given to threads when a test says so."""
 
     def __init__(self, wire: Wire) -> None:
-        self.given: list[tuple[Callable[..., Any], tuple[Any, ...], Future[Any]]] = []
+        self.submitted: list[tuple[Callable[..., Any], tuple[Any, ...], Future[Any]]] = []
         wire.loop.run_in_executor = self._give  # type: ignore[method-assign]
 
     def _give(self, executor: None, function: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self.given.append((function, args, future))
+        self.submitted.append((function, args, future))
         return future
 
     def do(self) -> Any:
-        function, args, future = self.given.pop(0)
+        function, args, future = self.submitted.pop(0)
         done = function(*args)
         future.set_result(done)
         return done
@@ -95,7 +95,7 @@ def test_messages_and_trailers_sent_after_a_large_message_wait_until_it_is_compr
     wire.loop.turn()
     found = wire.frames()
     assert messages_of(found) == []
-    while threads.given:
+    while threads.submitted:
         threads.do()
         wire.loop.turn()
         found += wire.frames()
@@ -198,7 +198,7 @@ def test_compression_stops_when_the_call_is_reset(*, finished: bool) -> None:
     wire.loop.turn()
 
     assert wire.cancelled == (not finished)
-    assert (wire.frames(), threads.given) == ([], [])
+    assert (wire.frames(), threads.submitted) == ([], [])
     wire.feed(wire.call(message=b"another", stream=3))
     assert wire.answers() == {3: (b"another", OK, "")}
 
@@ -242,7 +242,7 @@ def test_a_deadline_exceeded_status_follows_the_message_being_compressed() -> No
 def test_a_call_whose_answer_cannot_be_compressed_is_reset(caplog: pytest.LogCaptureFixture) -> None:
     wire, threads = wired(ECHO)
     wire.feed(payload(message_of(LARGE), end=True))
-    threads.given.pop()[2].set_exception(MemoryError())
+    threads.submitted.pop()[2].set_exception(MemoryError())
     wire.loop.turn()
 
     assert wire.reset_of(1) == frames.ErrorCode.INTERNAL_ERROR
@@ -255,7 +255,7 @@ def test_messages_waiting_for_compression_count_as_unread_until_they_are_sent() 
     for message in (LARGE, b"word", b"many " * 100):
         wire.held[0].send(message)
         counted.append(wire.shared.unread.held_bytes)
-    while threads.given:
+    while threads.submitted:
         threads.do()
         counted.append(wire.shared.unread.held_bytes)
 
@@ -278,7 +278,7 @@ def test_messages_over_the_unread_limit_are_sent_uncompressed_and_no_call_is_dro
     wire.loop.turn()
 
     assert messages_of(wire.frames()) == [LARGE]
-    assert (threads.given, wire.shared.unread.held_bytes, wire.connection.streams) == ([], 0, {})
+    assert (threads.submitted, wire.shared.unread.held_bytes, wire.connection.streams) == ([], 0, {})
 
 
 def test_a_call_whose_uncompressed_messages_exceed_the_unread_limit_is_reset() -> None:
@@ -300,7 +300,7 @@ def test_a_reset_call_releases_its_queued_messages_before_a_thread_reaches_them(
     wire.held[0].send(LARGE)
     wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
 
-    assert len(threads.given) == 1
+    assert len(threads.submitted) == 1
     assert sys.getrefcount(LARGE) == before
     assert wire.shared.unread.held_bytes == 0
 

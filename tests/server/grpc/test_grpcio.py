@@ -90,11 +90,11 @@ def test_a_stream_answers_while_it_is_open(channel: grpc.Channel) -> None:
             yield b"%d" % number
             assert arrived.acquire(timeout=PATIENCE_S)
 
-    got = []
+    received = []
     for message in channel.stream_stream(BIDI)(messages(), timeout=PATIENCE_S):
-        got.append(message)
+        received.append(message)
         arrived.release()
-    assert got == [b"0", b"1", b"2", b"3", b"4"]
+    assert received == [b"0", b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
@@ -239,7 +239,7 @@ def test_a_drain_under_load_answers_every_accepted_call() -> None:
         return len(answered)
 
     with served() as live:
-        assert asyncio.run(play(live)) == live.served.taken
+        assert asyncio.run(play(live)) == live.served.message_count
 
 
 @pytest.mark.slow
@@ -285,8 +285,8 @@ def test_tls_is_served_with_alpn(keys: dict[str, tuple[str, str]]) -> None:
         client = ssl.create_default_context(cafile=server[0])
         client.set_alpn_protocols(["h2"])
         with (
-            socket.create_connection(("127.0.0.1", live.served.listener.port), PATIENCE_S) as plain,
-            client.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            socket.create_connection(("127.0.0.1", live.served.listener.port), PATIENCE_S) as plain_socket,
+            client.wrap_socket(plain_socket, server_hostname="127.0.0.1") as connection,
         ):
             assert connection.selected_alpn_protocol() == "h2"
 
@@ -330,7 +330,7 @@ def test_mutual_tls_accepts_only_clients_with_a_trusted_certificate(keys: dict[s
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("options", "text"),
     [
         ({"grpc_use_ssl": True}, "requires --grpc-server-cert and --grpc-server-key"),
         (
@@ -343,17 +343,17 @@ def test_mutual_tls_accepts_only_clients_with_a_trusted_certificate(keys: dict[s
         ),
     ],
 )
-def test_missing_or_unusable_certificates_are_a_tls_error_naming_the_option(given: dict[str, Any], text: str) -> None:
+def test_missing_or_unusable_certificates_are_a_tls_error_naming_the_option(options: dict[str, Any], text: str) -> None:
     with pytest.raises(TlsError, match=text):
-        context_for(Settings(**given))
+        context_for(Settings(**options))
 
 
 def test_a_private_key_with_a_passphrase_is_rejected_without_a_prompt(
     tmp_path: Path, keys: dict[str, tuple[str, str]]
 ) -> None:
-    certificate, plain = keys["server"]
+    certificate, key = keys["server"]
     locked = tmp_path / "locked.key"
-    words = ["openssl", "pkey", "-in", plain, "-aes256", "-passout", "pass:secret", "-out", str(locked)]
+    words = ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", str(locked)]
     subprocess.run(words, check=True, capture_output=True)
 
     with pytest.raises(TlsError, match=r"locked\.key\): the key has a passphrase"):

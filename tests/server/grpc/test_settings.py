@@ -43,12 +43,14 @@ def test_every_grpc_setting_changes_its_limit() -> None:
         "grpc_max_message_bytes": "14", "grpc_receive_memory_bytes": "150000",
         "grpc_infer_response_compression_level": "medium",
     }  # fmt: skip
-    made = resolve(flags, {}).grpc_limits()
+    limits = resolve(flags, {}).grpc_limits()
     default = GrpcLimits()
 
-    assert [item.name for item in fields(made) if getattr(made, item.name) == getattr(default, item.name)] == []
+    assert [item.name for item in fields(limits) if getattr(limits, item.name) == getattr(default, item.name)] == []
     same = {
-        item.name for item in fields(Http2Limits) if getattr(made.http2, item.name) == getattr(default.http2, item.name)
+        item.name
+        for item in fields(Http2Limits)
+        if getattr(limits.http2, item.name) == getattr(default.http2, item.name)
     }
     assert same == {
         "frame_bytes", "stream_window_bytes", "connection_window_bytes", "preface_timeout_s", "max_resets",

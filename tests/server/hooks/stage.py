@@ -92,16 +92,16 @@ class Stage:
         hooks: HookSpec | None,
         signature: Signature | None = None,
         engine: PuppetEngine | None = None,
-        **said: Any,
+        **options: Any,
     ) -> Hooks:
-        inputs, described = said.pop("node_inputs", None), said.pop("described", {})
+        inputs, described = options.pop("node_inputs", None), options.pop("described", {})
         self.model = fake_model(signature=signature, hooks=hooks)
         nodes = [Node(each.name, each.datatype, list(each.shape)) for each in self.model.signature.outputs]
         self.model.node_outputs = nodes
         self.model.node_inputs = inputs or self.model.node_inputs
         self.model.runtime_description = described
         self.model.max_request_rows = 1 << 20
-        self.model.spec = replace(self.model.spec, **said)
+        self.model.spec = replace(self.model.spec, **options)
         self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
         return self._open[-1]
 
@@ -148,13 +148,13 @@ def acted(folder: Path) -> Iterator[Act]:
     """Yield a function that plays a scene on its own stage; nothing may be left behind. For fixtures."""
 
     def act(scene: Callable[[Stage], Awaitable[None]]) -> None:
-        async def whole() -> None:
+        async def main() -> None:
             stage = Stage(folder)
             async with asyncio.timeout(GUARD_S):
                 await scene(stage)
                 await stage.close()
 
-        asyncio.run(whole())
+        asyncio.run(main())
 
     yield act
     assert left_behind() == []

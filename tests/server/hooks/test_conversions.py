@@ -279,8 +279,8 @@ class TestInAWorker:
         try:
             has = json.loads(service.on_open()[0])
             assert (has["takes"], has["keeps"]) == ([True, True], False)
-            outcome, _, (made,) = self.called(service, 0, INPUTS, b"4", more=5)
-            assert (outcome, made.tolist()) == (DONE, [[65]])
+            outcome, _, (array,) = self.called(service, 0, INPUTS, b"4", more=5)
+            assert (outcome, array.tolist()) == (DONE, [[65]])
             outcome, text, _ = self.called(service, 1, JSON, b"", more=5)
             assert (outcome, text) == (DONE, b'[{"HEARD": 3.0, "MORE": 5}, {"SIDE": "OUT"}]!!')
         finally:
@@ -295,8 +295,8 @@ class TestInAWorker:
         try:
             for hook_index, hook, conversion in ((0, "pre_inference", INPUTS), (1, "post_inference", JSON)):
                 outcome, text, _ = self.called(service, hook_index, conversion, b"4")
-                said, _, lines, worded = json.loads(text)
-                assert (outcome, said.endswith("no")) == (EXCEPTION, True)
+                message, _, lines, worded = json.loads(text)
+                assert (outcome, message.endswith("no")) == (EXCEPTION, True)
                 assert lines.startswith("Traceback")
                 error = read_error(worded)
                 assert (error.code, error.message, error.retry_after_ns) == (Code.INVALID, f"{hook} SAYS no", 7)

@@ -73,9 +73,9 @@ class TestInputs:
         assert _array(np.zeros((3, 8, 9)), _one(shape=(-1, 3, -1, -1))).shape == (1, 3, 8, 9)
 
     def test_an_array_that_fits_is_not_copied(self) -> None:
-        given_array = np.zeros((2, 4), np.float32)
+        source = np.zeros((2, 4), np.float32)
 
-        assert _array(given_array, _one()) is given_array
+        assert _array(source, _one()) is source
 
     @pytest.mark.parametrize(
         ("value", "text"),
@@ -174,7 +174,7 @@ class TestInputs:
 
         assert array.dtype == DATATYPES[datatype].dtype
         assert len(array.shape) == len(shape)
-        assert all(want in {-1, dim} for dim, want in zip(array.shape, shape, strict=True))
+        assert all(expected_dim in {-1, dim} for dim, expected_dim in zip(array.shape, shape, strict=True))
 
     @given(
         hnp.arrays(
@@ -201,14 +201,14 @@ class TestPrediction:
         assert prediction[1] is maps
 
     def test_valid_utf8_is_decoded_and_an_output_with_other_bytes_stays_bytes(self) -> None:
-        def seen(*elements: bytes | str) -> Any:
+        def values_of(*elements: bytes | str) -> Any:
             (output,) = to_prediction(
                 [np.array([list(elements)], object)], Signature((), (TensorSpec("s", "BYTES", (-1, 2)),))
             )
             return output.tolist()
 
-        assert seen("ñ".encode(), "b") == [["ñ", "b"]]
-        assert seen(b"a", b"\xff") == [[b"a", b"\xff"]]
+        assert values_of("ñ".encode(), "b") == [["ñ", "b"]]
+        assert values_of(b"a", b"\xff") == [[b"a", b"\xff"]]
 
     def test_bfloat16_outputs_are_widened_to_float32(self) -> None:
         bits = np.array([[0x3F80, 0xC020]], np.uint16)

@@ -59,25 +59,25 @@ class House:
         return backend
 
     def spec(self, version: int = 1, hooks: str = "") -> ModelSpec:
-        said = None
+        hook_spec = None
         if hooks:
             path = self.folder / "hooks.py"
             path.write_text(hooks)
-            said = HookSpec(path)
+            hook_spec = HookSpec(path)
         policy = BatchPolicy(executor="thread")
-        return ModelSpec("m", version, Path("model"), policy=policy, backend="fake", hooks=said)
+        return ModelSpec("m", version, Path("model"), policy=policy, backend="fake", hooks=hook_spec)
 
 
 @asynccontextmanager
 async def house(folder: Path) -> AsyncIterator[House]:
-    made = House(folder)
+    new_house = House(folder)
     try:
         async with asyncio.timeout(2 * PATIENCE_S):
-            yield made
+            yield new_house
     finally:
-        made.loading.set()
-        made.gate.open()
-        await made.hooked.stop(PATIENCE_S)
+        new_house.loading.set()
+        new_house.gate.open()
+        await new_house.hooked.stop(PATIENCE_S)
 
 
 async def refusal(hooked: HookedEngine, spec: ModelSpec) -> str:
@@ -140,21 +140,21 @@ class TestFreedMemory:
     """Objects that belong to a model are freed without the garbage collector."""
 
     async def test_objects_held_by_hooks_are_freed_when_their_model_is_retired(self, tmp_path: Path) -> None:
-        gone = tmp_path / "gone"
+        log_path = tmp_path / "gone"
         async with house(tmp_path) as it:
             for _ in range(2):  # the thread of the second model may still be ending
-                model = await it.hooked.open(it.spec(hooks=TABLE.format(str(gone)) + HOOKS))
+                model = await it.hooked.open(it.spec(hooks=TABLE.format(str(log_path)) + HOOKS))
                 await it.hooked.retire((model,))
-            assert gone.exists()
+            assert log_path.exists()
 
     async def test_objects_held_by_hooks_are_freed_when_their_load_fails(self, tmp_path: Path) -> None:
-        gone = tmp_path / "gone"
+        log_path = tmp_path / "gone"
         async with house(tmp_path) as it:
             for _ in range(2):
-                said = await refusal(it.hooked, it.spec(hooks=TABLE.format(str(gone)) + "pre_inference = 1"))
-                assert "pre_inference is not a function" in said
+                message = await refusal(it.hooked, it.spec(hooks=TABLE.format(str(log_path)) + "pre_inference = 1"))
+                assert "pre_inference is not a function" in message
                 await asyncio.gather(*it.hooked._retiring)
-            assert gone.exists()
+            assert log_path.exists()
 
     async def test_weights_are_freed_when_the_load_of_a_model_fails(self, tmp_path: Path) -> None:
         read: list[weakref.ref[Gate]] = []
@@ -178,15 +178,15 @@ class TestSwapping:
             await it.hooked.publish("m", [old])
             it.gate.close()
             x = np.ones((1, 4), np.float32)
-            asked = asyncio.ensure_future(it.hooked.hooks_of(old).infer({"x": x}))
+            call = asyncio.ensure_future(it.hooked.hooks_of(old).infer({"x": x}))
             await it.gate.entered()
             it.gate.open()
             new = await it.hooked.open(it.spec(2, HOOKS))
-            gone = it.hooked.publish("m", [new])
+            retired = it.hooked.publish("m", [new])
 
             assert it.engine.model("m") is new
-            assert (await asked)["y"].tolist() == x.tolist()
-            await gone
+            assert (await call)["y"].tolist() == x.tolist()
+            await retired
             assert [backend.closed for backend in it.backends] == [True, False]
             with pytest.raises(InferError, match="is being unloaded"):
                 it.hooked.hooks_of(old)
@@ -196,14 +196,14 @@ class TestSwapping:
             old = await it.hooked.open(it.spec(1, HOOKS))
             await it.hooked.publish("m", [old])
             it.engine.hold(old)
-            gone = it.hooked.publish("m", [])
+            retired = it.hooked.publish("m", [])
             await turns()
             answer = await it.hooked.hooks_of(old).infer({"x": np.ones((1, 4), np.float32)})
 
             assert answer["y"].shape == (1, 4)
-            assert not gone.done()
+            assert not retired.done()
             it.engine.release(old)
-            await gone
+            await retired
             assert it.backends[0].closed
 
     async def test_stop_waits_for_models_that_are_being_retired(self, tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ class TestAnswers:
 
     def test_only_the_answer_of_a_hook_that_does_not_yield_is_marked_final(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
-            plain = await load(stage, "def post_inference(prediction, metadata): return 7")
+            single = await load(stage, "def post_inference(prediction, metadata): return 7")
             bare = await stage.load(None)
             several = await load(stage)
 
-            for hooks, expected in ((plain, [True]), (bare, [True]), (several, [False] * 3)):
+            for hooks, expected in ((single, [True]), (bare, [True]), (several, [False] * 3)):
                 async with stream(hooks, 3) as answers:
                     assert [answer.final async for answer in answers] == expected
 
@@ -127,11 +127,11 @@ class TestAnswers:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
             async with stream(hooks, MAX_AHEAD) as answers:
-                said = [(await anext(answers)).more]
+                more_flags = [(await anext(answers)).more]
                 await paused(hooks)
-                said += [answer.more async for answer in answers]
+                more_flags += [answer.more async for answer in answers]
 
-            assert said[1:] == [*[True] * (MAX_AHEAD - 2), False]
+            assert more_flags[1:] == [*[True] * (MAX_AHEAD - 2), False]
 
         act(scene)
 
@@ -296,17 +296,19 @@ class TestPace:
 
 
 class TestCancellation:
-    @pytest.mark.parametrize("taken", [1, 3])
-    def test_an_abandoned_generator_is_closed_on_its_own_thread(self, act: Act, taken: int) -> None:
+    @pytest.mark.parametrize("answer_count", [1, 3])
+    def test_an_abandoned_generator_is_closed_on_its_own_thread(self, act: Act, answer_count: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen()
             async with stream(hooks, 1000, seen) as answers:
-                for _ in range(taken):
+                for _ in range(answer_count):
                     await anext(answers)
             await is_set(seen.closed)
 
             assert seen.threads == ["hooks-m/1"]
-            assert counts(hooks)[taken - 1 :] == [FINE | {"cancel": 1}] or counts(hooks)[taken:] == [{"cancel": 1}]
+            assert counts(hooks)[answer_count - 1 :] == [FINE | {"cancel": 1}] or counts(hooks)[answer_count:] == [
+                {"cancel": 1}
+            ]
             assert await answer_numbers(hooks, 2) == [0, 1]
 
         act(scene)
@@ -403,21 +405,21 @@ async def drain(answers: Any) -> None:
 
 async def visit(hooks: Hooks, seen: Seen, chance: random.Random) -> bool:
     """Take a random number of answers at a random pace; tell whether the generator has begun."""
-    n, taken = chance.randrange(40), chance.randrange(50)
+    n, answer_limit = chance.randrange(40), chance.randrange(50)
     fails = chance.randrange(40) if chance.random() < 0.2 else -1
     found: list[int] = []
     try:
         async with stream(hooks, n, seen, fails=fails) as answers:
-            while len(found) < taken and (answer := await anext(answers, None)) is not None:
+            while len(found) < answer_limit and (answer := await anext(answers, None)) is not None:
                 found.append(int(answer.outputs["number"][0]))
                 for _ in range(chance.randrange(3)):
                     await loop_turn()
     except InferError:
         assert len(found) == fails
     else:
-        assert len(found) == min(n, taken)
+        assert len(found) == min(n, answer_limit)
     assert found == list(range(len(found)))
-    return bool(taken)
+    return bool(answer_limit)
 
 
 class TestReplicas:

@@ -42,9 +42,9 @@ class Found:
 
 @pytest.fixture
 def loop() -> Any:
-    made = asyncio.new_event_loop()
-    yield made
-    made.close()
+    new_loop = asyncio.new_event_loop()
+    yield new_loop
+    new_loop.close()
 
 
 class TestGilMonitor:
@@ -173,7 +173,7 @@ class TestMoveToWorkers:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(source.replace("os.getpid()", "os.getpid(), current"), engine, replicas=1)
-            asked = asyncio.ensure_future(hooks.predict(5))
+            call = asyncio.ensure_future(hooks.predict(5))
             await engine.gather(1)
             placement_of(hooks)._on_gil_held("post_inference", 5_000_000, 5_000_000)
             while not isinstance(placement_of(hooks).replicas, WorkerReplicas):  # noqa: ASYNC110 - by a process
@@ -183,7 +183,7 @@ class TestMoveToWorkers:
             await engine.gather(2)
             engine.run()
 
-            assert json.loads(await asked) == [os.getpid(), 5]
+            assert json.loads(await call) == [os.getpid(), 5]
             assert json.loads(await later) == [stage_pid(hooks), 6]
 
         act(scene)

@@ -49,16 +49,16 @@ def test_cancelling_a_request_as_its_batch_is_delivered_does_not_affect_the_othe
         async def ask() -> int:
             return len([answer async for answer in hooks.stream(inputs)])
 
-        gone, *others = tasks = [asyncio.create_task(ask()) for _ in range(3)]
+        cancelled, *others = tasks = [asyncio.create_task(ask()) for _ in range(3)]
         await engine.gather(3)
-        gone.cancel()
+        cancelled.cancel()
         engine.run()
         async with asyncio.timeout(GUARD_S):
             answers = await asyncio.gather(*others, return_exceptions=True)
         await asyncio.wait(tasks)
 
         assert [str(answer) for answer in answers] == ["the device" if kind == "failed" else "1"] * 2
-        assert gone.cancelled()
+        assert cancelled.cancelled()
         assert await closes(hooks)
 
     act(scene)
@@ -68,13 +68,13 @@ def test_cancelling_a_request_as_hook_calls_finish_does_not_affect_the_other_req
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(GATED)
         samples = [stage.sample(-1.0) for _ in range(3)]
-        gone, *others = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
+        cancelled, *others = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
         await is_set(samples[0]["began"])
         pool = hooks._placement.replicas._live[0].pool  # type: ignore[union-attr]
         stage.open_all()
         while len(pool._finished) < 3:  # without running the event loop
             os.sched_yield()
-        gone.cancel()
+        cancelled.cancel()
         async with asyncio.timeout(GUARD_S):
             answers = await asyncio.gather(*others, return_exceptions=True)
 

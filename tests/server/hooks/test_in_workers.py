@@ -187,10 +187,10 @@ def test_tensors_of_every_kind_reach_a_worker_as_they_do_in_process(act: Act, ki
     """
 
     async def scene(stage: Stage) -> None:
-        seen: list[Any] = []
+        arrays: list[Any] = []
 
         def run(inputs: list[Any]) -> list[Any]:
-            seen.append([None if each is None else (each.dtype, each.tolist()) for each in inputs])
+            arrays.append([None if each is None else (each.dtype, each.tolist()) for each in inputs])
             return function(inputs)
 
         engine = PuppetEngine(run, at_once=True)
@@ -199,7 +199,7 @@ def test_tensors_of_every_kind_reach_a_worker_as_they_do_in_process(act: Act, ki
 
         assert await there.predict(dict(sample)) == await here.predict(dict(sample))
         assert await outcome_of(there, sample, "infer") == await outcome_of(here, sample, "infer")
-        assert seen[0] == seen[1] == seen[2] == seen[3]
+        assert arrays[0] == arrays[1] == arrays[2] == arrays[3]
 
     act(scene)
 
@@ -259,12 +259,12 @@ class TestWorkerAssignment:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(source, engine, workers=2)
-            asked = [asyncio.ensure_future(hooks.predict(number)) for number in range(6)]
+            calls = [asyncio.ensure_future(hooks.predict(number)) for number in range(6)]
             for _ in range(3):
                 await engine.gather(2)
                 assert engine.waiting == 2
                 engine.run()
-            answers = [json.loads(each) for each in await asyncio.gather(*asked)]
+            answers = [json.loads(each) for each in await asyncio.gather(*calls)]
 
             assert [number for number, _ in answers] == list(range(6))
             assert len({pid for _, pid in answers}) == 2
@@ -286,17 +286,17 @@ class TestWorkerAssignment:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(source, engine, workers=1)
-            gone = [asyncio.ensure_future(hooks.predict(0)) for _ in range(3)]
+            cancelled = [asyncio.ensure_future(hooks.predict(0)) for _ in range(3)]
             await engine.gather(3)
-            for each in gone:
+            for each in cancelled:
                 each.cancel()
-            await asyncio.wait(gone)
+            await asyncio.wait(cancelled)
             engine.run()
-            asked = asyncio.ensure_future(hooks.predict(0))
+            call = asyncio.ensure_future(hooks.predict(0))
             await engine.gather(1)
             engine.run()
 
-            assert json.loads(await asked) == [1]
+            assert json.loads(await call) == [1]
 
         act(scene)
 
@@ -389,8 +389,8 @@ class TestGenerators:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source, workers=2, decoupled=True)
             for count in (0, 1, 30):
-                asked = {"n": count, "log": str(tmp_path / str(count))}
-                answers = [each async for each in hooks.stream(X, parameters=asked)]
+                parameters = {"n": count, "log": str(tmp_path / str(count))}
+                answers = [each async for each in hooks.stream(X, parameters=parameters)]
                 assert [int(each.outputs["number"][0]) for each in answers] == list(range(count))
                 assert all((each.outputs["same"] == X["x"]).all() and each.infer_ns for each in answers)
                 assert (tmp_path / str(count)).read_text().split()[-1] == "closed"
@@ -417,8 +417,8 @@ class TestGenerators:
     def test_parallel_generators_in_one_worker_all_complete(self, act: Act, tmp_path: Path) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COUNTS, workers=1, decoupled=True)
-            asked = [{"n": 20, "log": str(tmp_path / f"log{at}")} for at in range(3)]
-            answers = await asyncio.gather(*(collect([], hooks, "", each) for each in asked))
+            parameters = [{"n": 20, "log": str(tmp_path / f"log{at}")} for at in range(3)]
+            answers = await asyncio.gather(*(collect([], hooks, "", each) for each in parameters))
 
             assert [len(each) for each in answers] == [20, 20, 20]
 
@@ -429,11 +429,11 @@ class TestGenerators:
     ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COUNTS, workers=1, decoupled=True)
-            asked = {"n": 5, "fails": 3, "log": str(tmp_path / "log")}
-            got: list[Any] = []
-            code, text = await refusal(collect(got, hooks, "r", asked))
+            parameters = {"n": 5, "fails": 3, "log": str(tmp_path / "log")}
+            answers: list[Any] = []
+            code, text = await refusal(collect(answers, hooks, "r", parameters))
 
-            assert [int(each.outputs["number"][0]) for each in got] == [0, 1, 2]
+            assert [int(each.outputs["number"][0]) for each in answers] == [0, 1, 2]
             assert (code, text.endswith("see the server log, request id r")) == (Code.INTERNAL, True)
             assert (tmp_path / "log").read_text().split()[-1] == "closed"
 
@@ -493,19 +493,19 @@ class TestGenerators:
 
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source, workers=1, decoupled=True, timeout_s=0.6)
-            got: list[Any] = []
-            told = await refusal(collect(got, hooks, "", {}))
+            answers: list[Any] = []
+            error = await refusal(collect(answers, hooks, "", {}))
 
-            assert told == (Code.EXPIRED, "post_inference of model 'm' took longer than its limit of 0.6 s")
-            assert len(got) == 4
+            assert error == (Code.EXPIRED, "post_inference of model 'm' took longer than its limit of 0.6 s")
+            assert len(answers) == 4
 
         act(scene)
 
 
-async def collect(got: list[Any], hooks: Hooks, request_id: str, parameters: dict[str, Any]) -> list[Any]:
+async def collect(answers: list[Any], hooks: Hooks, request_id: str, parameters: dict[str, Any]) -> list[Any]:
     async for each in hooks.stream(X, request_id, parameters=parameters):
-        got.append(each)  # noqa: PERF401 - the answers before an exception are checked
-    return got
+        answers.append(each)  # noqa: PERF401 - the answers before an exception are checked
+    return answers
 
 
 def worker_pids(hooks: Hooks) -> list[int]:

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import sys
 import textwrap
+import urllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,8 +36,8 @@ def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     before = (list(sys.meta_path), list(sys.path))
     yield
     files = {name: str(getattr(module, "__file__", None)) for name, module in list(sys.modules.items())}
-    left = [name for name, file in files.items() if "@" in name or file.startswith(str(tmp_path))]
-    assert (left, sys.meta_path, sys.path) == ([], *before)
+    remaining = [name for name, file in files.items() if "@" in name or file.startswith(str(tmp_path))]
+    assert (remaining, sys.meta_path, sys.path) == ([], *before)
 
 
 def _pre(module: HookModule, signature: Any = "S", metadata: Any = "M") -> Callable[[Any], Any]:
@@ -332,6 +333,19 @@ class TestInstances:
         module.close()
         folder.close()
 
+    def test_submodules_of_a_standard_package_can_be_used_when_only_the_package_is_imported(
+        self, write: Write, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("request", "error"):
+            monkeypatch.delitem(sys.modules, f"urllib.{name}", raising=False)
+            monkeypatch.delattr(urllib, name, raising=False)
+        module = HookModule(write("import urllib\ndef pre_inference(sample, metadata): return getattr(urllib, sample)"))
+
+        assert _pre(module)("request").__name__ == "urllib.request"
+        with pytest.raises(AttributeError, match="module 'urllib' has no attribute 'reqest'"):
+            _pre(module)("reqest")
+        module.close()
+
     def test_a_hook_file_name_need_not_be_an_identifier(self, tmp_path: Path) -> None:
         path = tmp_path / "my-hooks.v2.py"
         path.write_text("def pre_inference(sample, metadata): return __name__")
@@ -617,9 +631,11 @@ class TestPickles:
 
     @pytest.fixture
     def dill(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-        made = SimpleNamespace(load=lambda file: {"functions": self._functions(), "list": []}[file.read().decode()])
-        monkeypatch.setitem(sys.modules, "dill", made)
-        return made
+        fake_dill = SimpleNamespace(
+            load=lambda file: {"functions": self._functions(), "list": []}[file.read().decode()]
+        )
+        monkeypatch.setitem(sys.modules, "dill", fake_dill)
+        return fake_dill
 
     @staticmethod
     def _functions() -> dict[str, Any]:

@@ -54,9 +54,9 @@ def test_a_sample_that_is_nested_too_deeply_fails_without_affecting_other_reques
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(FORGING, workers=1)
         for _ in range(3):
-            asked = [asyncio.ensure_future(hooks.predict(sample)) for sample in ({"a": deep}, {}, {"a": deep}, {})]
+            calls = [asyncio.ensure_future(hooks.predict(sample)) for sample in ({"a": deep}, {}, {"a": deep}, {})]
             async with asyncio.timeout(5):
-                answers = await asyncio.gather(*asked, return_exceptions=True)
+                answers = await asyncio.gather(*calls, return_exceptions=True)
             assert [isinstance(each, InferError) for each in answers] == [True, False, True, False]
 
     act(scene)

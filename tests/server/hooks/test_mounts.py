@@ -194,15 +194,15 @@ _PARTS = st.lists(st.sampled_from(["mnt", "project", "projects", "a", "..", ".",
 @given(_PARTS)
 def test_a_path_is_redirected_if_and_only_if_it_is_below_a_mount(parts: list[str]) -> None:
     path = "/" + "/".join(parts)
-    plain = "/" + os.path.normpath(path).lstrip("/")
+    absolute = "/" + os.path.normpath(path).lstrip("/")
     lead = Redirect({"/mnt/project": "/real", "/mnt/project/a": "/deeper"})
-    below = plain == "/mnt/project" or plain.startswith("/mnt/project/")
+    below = absolute == "/mnt/project" or absolute.startswith("/mnt/project/")
 
     assert (lead(path) != path) == below
     assert lead(os.fsencode(path)) == os.fsencode(lead(path))
     assert lead("." + path) == "." + path
-    if plain.startswith("/mnt/project/a/"):
-        assert lead(path) == plain.replace("/mnt/project/a", "/deeper", 1)
+    if absolute.startswith("/mnt/project/a/"):
+        assert lead(path) == absolute.replace("/mnt/project/a", "/deeper", 1)
 
 
 MOUNTED = """

@@ -326,30 +326,30 @@ def test_only_tensors_of_few_bytes_are_small_tensors(values: Any, small: bool) -
     assert are_small_tensors(values) is small
 
 
-class Kept:
+class RecordedAnswer:
     """A promise that keeps its result or error."""
 
     def __init__(self) -> None:
         self.result: Any = None
         self.error: BaseException | None = None
-        self.told = asyncio.Event()
+        self.answered = asyncio.Event()
 
     def done(self) -> bool:
         return False
 
     def set_result(self, result: Any) -> None:
         self.result = result
-        self.told.set()
+        self.answered.set()
 
     def set_exception(self, error: BaseException) -> None:
         self.error = error
-        self.told.set()
+        self.answered.set()
 
 
-def start(hooks: Hooks, sample: Any, nbytes: int = 20) -> Kept:
-    kept = Kept()
-    hooks.start(kept, sample, nbytes=nbytes, request_id="")
-    return kept
+def start(hooks: Hooks, sample: Any, nbytes: int = 20) -> RecordedAnswer:
+    answer = RecordedAnswer()
+    hooks.start(answer, sample, nbytes=nbytes, request_id="")
+    return answer
 
 
 def test_a_request_with_nonblocking_hooks_is_answered_within_one_loop_turn(act: Act) -> None:
@@ -393,11 +393,11 @@ def test_hooks_that_are_not_nonblocking_run_on_a_thread(
 ) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(source, **options)
-        kept = start(hooks, {"x": 1.0}, nbytes)
+        answer = start(hooks, {"x": 1.0}, nbytes)
 
-        assert not kept.told.is_set()
-        await kept.told.wait()
-        assert kept.result == b'"b"'
+        assert not answer.answered.is_set()
+        await answer.answered.wait()
+        assert answer.result == b'"b"'
 
     act(scene)
 
@@ -414,7 +414,7 @@ def test_nonblocking_hooks_run_on_a_thread_while_many_requests_are_in_flight(act
         await engine.gather(4 * replicas.MAX_INLINE_REQUESTS)
         engine.run()
         for each in under_way:
-            await each.told.wait()
+            await each.answered.wait()
 
         assert [each.result for each in (under_way[0], under_way[-1])] == [b'"a"', b'"b"']
 
@@ -442,8 +442,8 @@ def test_the_thread_runs_and_logs_post_inference_after_its_first_exception(act: 
         hooks = await stage.load(PLAIN)
         first, second = start(hooks, {"x": 7.0}), start(hooks, {"x": 7.0})
 
-        assert (first.told.is_set(), second.told.is_set()) == (True, False)
-        await second.told.wait()
+        assert (first.answered.is_set(), second.answered.is_set()) == (True, False)
+        await second.answered.wait()
         assert [each.error.code for each in (first, second)] == [Code.INTERNAL] * 2  # type: ignore[union-attr]
 
     act(scene)
@@ -472,7 +472,7 @@ def test_a_slow_hook_stays_nonblocking_only_if_it_did_not_compute(
         monkeypatch.setattr(replica, "time", Clock)
         begun = [start(hooks, {"x": 0.0}) for _ in range(2)]
 
-        assert [each.told.is_set() for each in begun] == [True, True]
+        assert [each.answered.is_set() for each in begun] == [True, True]
         assert only.inline_hooks == ({POST} if computes else {PRE, POST})
         hooks.release(None)
 

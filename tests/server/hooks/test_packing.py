@@ -49,6 +49,6 @@ def test_long_bytes_are_packed_as_arrays_outside_the_text() -> None:
 
 
 def test_pack_includes_long_bytes_in_its_text() -> None:
-    told = {"day": dt.date(2026, 1, 2), "key": b"\xff" * 5000}
+    values = {"day": dt.date(2026, 1, 2), "key": b"\xff" * 5000}
 
-    assert unpack(pack(told)) == told
+    assert unpack(pack(values)) == values

@@ -117,13 +117,13 @@ class TestAnswers:
         source += f"{kind}def post_inference(prediction, metadata): return prediction\n"
 
         async def scene(stage: Stage) -> None:
-            body, made = np.ones((1, 4), np.float32), [np.ones((1, 4), np.float32)]
-            kept = ref(body), ref(made[0])
-            engine = PuppetEngine(lambda _: [made.pop()], at_once=True)
+            body, outputs = np.ones((1, 4), np.float32), [np.ones((1, 4), np.float32)]
+            refs = ref(body), ref(outputs[0])
+            engine = PuppetEngine(lambda _: [outputs.pop()], at_once=True)
             await (await stage.load(source, engine)).infer({"x": body})
             del body
             async with asyncio.timeout(GUARD_S):
-                while kept[0]() is not None or kept[1]() is not None:  # noqa: ASYNC110 - by that instance's thread
+                while refs[0]() is not None or refs[1]() is not None:  # noqa: ASYNC110 - by that instance's thread
                     await asyncio.sleep(0.001)
 
         act(scene)
@@ -453,8 +453,8 @@ class TestFailures:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source)
 
-            said = 'pre_inference returned a value that the model cannot take: missing key "x", found "z"'
-            assert await refusal(hooks.predict({"z": 1})) == (Code.INVALID, said)
+            message = 'pre_inference returned a value that the model cannot take: missing key "x", found "z"'
+            assert await refusal(hooks.predict({"z": 1})) == (Code.INVALID, message)
             code, text = await refusal(hooks.predict([1, 2, 3, 4]))
             assert code is Code.INTERNAL
             assert "bytes" in text
@@ -678,14 +678,14 @@ class TestQueue:
 
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source, replicas=1)
-            gone, next_one = stage.sample(), stage.sample()
-            call = asyncio.create_task(hooks.predict(gone))
-            await is_set(gone["began"])
+            cancelled, next_one = stage.sample(), stage.sample()
+            call = asyncio.create_task(hooks.predict(cancelled))
+            await is_set(cancelled["began"])
             call.cancel()
             following = asyncio.create_task(hooks.predict(next_one))
             await asyncio.gather(call, return_exceptions=True)
             assert not next_one["began"].is_set()
-            gone["gate"].set()
+            cancelled["gate"].set()
             next_one["gate"].set()
             await following
 
@@ -697,10 +697,10 @@ class TestQueue:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine, replicas=1)
-            gone = asyncio.create_task(hooks.predict({"x": 1}))
+            cancelled = asyncio.create_task(hooks.predict({"x": 1}))
             await engine.gather(1)
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+            cancelled.cancel()
+            await asyncio.gather(cancelled, return_exceptions=True)
             engine.run()
             following = asyncio.create_task(hooks.predict({"x": 2}))
             await engine.gather(1)

@@ -27,9 +27,9 @@ HELD = """
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.sampled_from(["ok", "fails", "cancelled"]))))
-def test_requests_of_a_sequence_stay_in_order_whatever_each_one_takes(asked: list[tuple[str, int, str]]) -> None:
+def test_requests_of_a_sequence_stay_in_order_whatever_each_one_takes(requests: list[tuple[str, int, str]]) -> None:
     async def main() -> None:
-        turns, gone = SequenceTurns(), []
+        turns, passed = SequenceTurns(), []
 
         async def one(number: int, name: str, steps: int, end: str) -> None:
             turn = turns.take(name)
@@ -41,23 +41,23 @@ def test_requests_of_a_sequence_stay_in_order_whatever_each_one_takes(asked: lis
                 await turn.wait_turn()
             finally:
                 turn.release_turn()
-            gone.append((name, number))
+            passed.append((name, number))
 
         tasks = []
-        for number, (name, steps, end) in enumerate(asked):
+        for number, (name, steps, end) in enumerate(requests):
             tasks.append(asyncio.ensure_future(one(number, name, steps, end)))
             await asyncio.sleep(0)
             if end == "cancelled":
                 tasks[-1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(2 + 2 * len(asked)):
+        for _ in range(2 + 2 * len(requests)):
             await asyncio.sleep(0)
 
         for name in "ab":
-            numbers = [number for each, number in gone if each == name]
+            numbers = [number for each, number in passed if each == name]
             assert numbers == sorted(numbers)
-        expected = {(name, number) for number, (name, _, end) in enumerate(asked) if end == "ok"}
-        assert expected <= set(gone)
+        expected = {(name, number) for number, (name, _, end) in enumerate(requests) if end == "ok"}
+        assert expected <= set(passed)
         assert len(turns) == 0
 
     asyncio.run(main())
@@ -65,26 +65,26 @@ def test_requests_of_a_sequence_stay_in_order_whatever_each_one_takes(asked: lis
 
 def test_a_slow_pre_inference_delays_only_later_requests_of_its_sequence(act: Act) -> None:
     async def scene(stage: Stage) -> None:
-        seen: list[float] = []
+        values: list[float] = []
 
         def model(inputs: list[Any]) -> list[Any]:
-            seen.append(float(inputs[0][0, 0]))
+            values.append(float(inputs[0][0, 0]))
             return inputs
 
         hooks = await stage.load(HELD, PuppetEngine(model, at_once=True), replicas=4)
         object.__setattr__(stage.model.spec, "sequence", SequenceSpec())
         parameters = [stage.sample(is_open=is_open) for is_open in (False, True, True, True)]
-        asked = [(1, 7), (2, 7), (-1, 7), (4, 8)]
+        requests = [(1, 7), (2, 7), (-1, 7), (4, 8)]
         tasks = []
-        for (x, identity), own in zip(asked, parameters, strict=True):
+        for (x, identity), own in zip(requests, parameters, strict=True):
             terms = RequestOptions(sequence=InSequence(identity))
             tasks.append(asyncio.create_task(hooks.predict({"x": x}, terms=terms, parameters=own)))
             await is_set(own["began"])
         await tasks[3]
-        assert seen == [4]
+        assert values == [4]
         parameters[0]["gate"].set()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-        assert seen == [4, 1, 2]
+        assert values == [4, 1, 2]
 
     act(scene)

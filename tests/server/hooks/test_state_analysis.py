@@ -162,6 +162,8 @@ SMUGGLES = {
     "a class attribute": "Plain.last = sample",
     "a class attribute, from an instance": "type(Plain()).last = sample",
     "a class attribute, from a simple class": "type(MyError()).last = sample",
+    "a class attribute, by setattr": "setattr(type(sample), 'last', sample)",
+    "an item of a sum": "x = rows + []; x[0].append(sample)",
     "a class attribute, by __class__": "Plain().__class__.last = sample",
     "a constructor": "Memory(sample)",
     "an instance": "memory.keep(sample)",
@@ -345,6 +347,8 @@ READS = [
     "try: return int(sample)\n    except (ValueError, TypeError) as error: return str(error)",
     "return np.dot(weights, sample), weights.dot(sample), weights @ sample, weights.mean()",
     "return type(sample).__name__, type(sample) == dict, isinstance(sample, (int, Plain)), getattr(sample, 'x', 0)",
+    "print(type(sample), str(type(sample)), '{}'.format(type(sample)), f'{type(sample)}', '%s' % type(sample))",
+    "return (np.array(sample) - deep[0]) / deep[0]",
     "x = sample if sample else labels\n    return x[0]",
     "match sample:\n        case {'a': x}: return x\n        case _: return labels[0]",
 ]  # fmt: skip
@@ -398,6 +402,23 @@ HANDLERS = {
             return [(value - mean[i]) / deviation[i] for i, value in enumerate(values)]
         def post_inference(prediction, signature, metadata):
             return labels[np.argmax(prediction)]
+        """,
+        "",
+    ),
+    "iris of scikit-learn, with a mean and a deviation from a bucket": (
+        """
+        import numpy as np
+        import boto3
+        import json
+        labels = ["iris-setosa", "iris-versicolor", "iris-virginica"]
+        s3 = boto3.client("s3")
+        scalars = json.loads(s3.get_object(Bucket="b", Key="scalars.json")["Body"].read().decode("utf-8"))
+        print("downloaded scalars: {}".format(scalars))
+        def pre_inference(sample, metadata):
+            x = np.array([sample["sepal_length"], sample["sepal_width"], sample["petal_length"], sample["petal_width"]])
+            return (x - scalars["mean"]) / scalars["stddev"]
+        def post_inference(prediction, metadata):
+            return labels[prediction[0][0]]
         """,
         "",
     ),

@@ -390,21 +390,21 @@ class TestSharedReplicas:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["current", "{}"])
+@pytest.mark.parametrize("prediction", ["current", "{}"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_random_clients_of_slow_hooks_get_their_own_answers(act: Act, seed: int, kept: str) -> None:
+def test_random_clients_of_slow_hooks_get_their_own_answers(act: Act, seed: int, prediction: str) -> None:
     # with a global that is kept, or without one, so that post_inference has only the tensor
     source = f"""
         import time
         current = None
         def pre_inference(sample, metadata):
-            {"global current" if kept == "current" else ""}
+            {"global current" if prediction == "current" else ""}
             current = sample
             time.sleep(sample["s"])
             return [sample["x"]] * 4
         def post_inference(prediction, metadata):
             x = prediction[0][0, 0]
-            return [int(x), {kept}]
+            return [int(x), {prediction}]
     """
 
     async def scene(stage: Stage) -> None:
@@ -416,18 +416,18 @@ def test_random_clients_of_slow_hooks_get_their_own_answers(act: Act, seed: int,
         async def one(x: int) -> None:
             await asyncio.sleep(chance.random() * 0.3)
             s = chance.choices([0, 0.002, 0.06, 0.4], [80, 15, 3, 2])[0]
-            asked = asyncio.ensure_future(hooks.predict({"x": x, "s": s}))
+            call = asyncio.ensure_future(hooks.predict({"x": x, "s": s}))
             if chance.random() < 0.2:
                 await asyncio.sleep(chance.random() * 0.01)
-                asked.cancel()
+                call.cancel()
             try:
-                answer = json.loads(await asked)
+                answer = json.loads(await call)
             except asyncio.CancelledError:
                 return
             except InferError as error:
                 failed.append((error.code, s))
             else:
-                assert answer == [x, {"x": x, "s": s} if kept == "current" else {}]
+                assert answer == [x, {"x": x, "s": s} if prediction == "current" else {}]
 
         await asyncio.gather(*map(one, range(300)))
         assert {code for code, _ in failed} <= {Code.EXPIRED}

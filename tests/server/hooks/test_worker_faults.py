@@ -87,7 +87,7 @@ def act(tmp_path: Path) -> Callable[[Scene], None]:
     """Play a scene, close its hooks, and check that nothing is left behind."""
 
     def run(scene: Scene) -> None:
-        async def whole() -> None:
+        async def main() -> None:
             before, others = descriptors(), children()  # other tests' resource tracker, for one
             stage = Stage(tmp_path)
             async with asyncio.timeout(GUARD_S):
@@ -100,7 +100,7 @@ def act(tmp_path: Path) -> Callable[[Scene], None]:
             assert children() <= others
             assert descriptors() <= before
 
-        asyncio.run(whole())
+        asyncio.run(main())
 
     return run
 
@@ -289,14 +289,14 @@ def test_a_request_fails_when_the_worker_that_holds_its_state_has_ended(act: Cal
     async def scene(stage: Stage) -> None:
         engine = PuppetEngine()
         hooks = await stage.load(source, engine, workers=1)
-        asked = asyncio.ensure_future(hooks.predict(5))
+        call = asyncio.ensure_future(hooks.predict(5))
         await engine.gather(1)
         os.kill(worker_pids(hooks)[0], signal.SIGKILL)
         while serving(hooks):  # noqa: ASYNC110 - by the death of a process
             await asyncio.sleep(0.005)
         engine.run()
         with pytest.raises(InferError, match="ended, and the state that this request had left there is lost") as why:
-            await asked
+            await call
         assert why.value.code is Code.NOT_READY
 
         again = asyncio.ensure_future(hooks.predict(6))

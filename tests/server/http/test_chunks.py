@@ -27,8 +27,8 @@ def fed(*pieces: bytes, limits: Limits = LIMITS) -> tuple[ChunkedBody, bytes]:
     body, buffer = ChunkedBody(limits), bytearray()
     for piece in pieces:
         buffer += piece
-        while taken := body.feed(buffer):
-            del buffer[:taken]
+        while consumed := body.feed(buffer):
+            del buffer[:consumed]
     return body, bytes(buffer)
 
 
@@ -144,8 +144,8 @@ def test_a_chunked_body_is_freed_without_the_garbage_collector(sent: bytes) -> N
         body = ChunkedBody(LIMITS)
         with suppress(HttpError):
             body.feed(bytearray(sent))
-        gone = weakref.ref(body)
+        body_ref = weakref.ref(body)
         del body
-        assert gone() is None
+        assert body_ref() is None
     finally:
         gc.enable()

@@ -53,10 +53,10 @@ def test_an_unknown_coding_is_not_supported(coding: bytes) -> None:
 @pytest.mark.parametrize("coding", CODINGS)
 @given(data=st.data())
 def test_a_truncated_compressed_body_is_rejected(coding: bytes, data: st.DataObject) -> None:
-    whole = compress(b"some body, long enough", coding)
-    end = data.draw(st.integers(0, len(whole) - 1))
+    compressed = compress(b"some body, long enough", coding)
+    end = data.draw(st.integers(0, len(compressed) - 1))
 
-    assert refused(whole[:end], coding) == (400, f"failed to decompress the {coding.decode()} request body")
+    assert refused(compressed[:end], coding) == (400, f"failed to decompress the {coding.decode()} request body")
 
 
 @pytest.mark.parametrize("coding", CODINGS)

@@ -352,9 +352,9 @@ class TestConnections:
                 lane.own.let_go(answer)
                 lane.feed(request("/own"))
                 lane.own.waiting.pop(0).answer(200, answer, b"text/plain")
-                large, asked = len(answer) > 100, len(written)
+                large, write_count = len(answer) > 100, len(written)
 
-                assert asked == (4 if large else 2)
+                assert write_count == (4 if large else 2)
                 assert [each is answer for each in written] == ([False, True] * 2 if large else [False] * 2)
                 written.clear()
 

@@ -58,7 +58,7 @@ def test_a_chunked_body_has_the_length_minus_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "connection", "kept"),
+    ("version", "connection", "keep_alive"),
     [
         ("1.1", "Host: x", True),
         ("1.1", "Connection: close", False),
@@ -68,10 +68,12 @@ def test_a_chunked_body_has_the_length_minus_one() -> None:
         ("1.0", "Connection: keep-alive", True),
     ],
 )
-def test_keep_alive_depends_on_the_version_and_the_connection_header(version: str, connection: str, kept: bool) -> None:
+def test_keep_alive_depends_on_the_version_and_the_connection_header(
+    version: str, connection: str, keep_alive: bool
+) -> None:
     parsed = head(connection, first=f"POST / HTTP/{version}")
 
-    assert parsed.keep_alive is kept
+    assert parsed.keep_alive is keep_alive
     assert parsed.is_http10 is (version == "1.0")
 
 

@@ -64,13 +64,13 @@ class TestFraming:
 
         run(main)
 
-    @pytest.mark.parametrize("whole", [True, False])
-    def test_a_large_body_after_another_is_received_directly_into_its_buffer(self, whole: bool) -> None:
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_a_large_body_after_another_is_received_directly_into_its_buffer(self, at_once: bool) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw)
             assert lane.transport.straight
-            lane.feed(raw) if whole else lane.feed(*[raw[at : at + 1000] for at in range(0, len(raw), 1000)])
+            lane.feed(raw) if at_once else lane.feed(*[raw[at : at + 1000] for at in range(0, len(raw), 1000)])
 
             assert lane.own.bodies == [LARGE] * 2
             assert lane.transport.straight

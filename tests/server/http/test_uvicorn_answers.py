@@ -9,7 +9,7 @@ from .lane import Lane, request, run, turns
 PARTS = (b"one", b"0\r\n\r\n", b"a longer one" * 9, b"last")
 
 
-def made(*, together: bool) -> Lane:
+def make_lane(*, together: bool) -> Lane:
     lane = Lane(Limits())
     lane.app.parts, lane.app.together = PARTS, together
     return lane
@@ -17,7 +17,7 @@ def made(*, together: bool) -> Lane:
 
 def test_parts_leave_in_one_write_with_the_same_bytes_as_separate_sends() -> None:
     async def main() -> None:
-        lanes = [made(together=together) for together in (False, True)]
+        lanes = [make_lane(together=together) for together in (False, True)]
         for lane in lanes:
             await lane.fed(request("/app", b""))
 
@@ -31,7 +31,7 @@ def test_parts_leave_in_one_write_with_the_same_bytes_as_separate_sends() -> Non
 
 def test_parts_wait_while_the_client_does_not_read() -> None:
     async def main() -> None:
-        lane = made(together=True)
+        lane = make_lane(together=True)
         lane.app.open.clear()
         lane.feed(request("/app", b""))
         await turns()
@@ -49,7 +49,7 @@ def test_parts_wait_while_the_client_does_not_read() -> None:
 
 def test_parts_are_not_written_after_the_request_is_disconnected() -> None:
     async def main() -> None:
-        lane = made(together=True)
+        lane = make_lane(together=True)
         lane.app.open.clear()
         lane.feed(request("/app", b""))
         await turns()
@@ -66,7 +66,7 @@ def test_parts_are_not_written_after_the_request_is_disconnected() -> None:
 
 def test_parts_are_not_chunked_for_an_http_1_0_client() -> None:
     async def main() -> None:
-        lane = made(together=True)
+        lane = make_lane(together=True)
         lane.feed(request("/app", b"", version="1.0"))
         await turns()
 

@@ -44,7 +44,7 @@ class Plain:
         self.state = ServerState()
         config = make_config(self.app, Watched, idle_s=5, access_log=False)
         config.load()
-        self.made = config.http_protocol_class
+        self.protocol_class = config.http_protocol_class
         self.protocol = Watched(config=config, server_state=self.state, app_state={})
         self.transport = FakeTransport(self.protocol)
         self.protocol.connection_made(self.transport)
@@ -70,21 +70,21 @@ def test_the_protocol_class_takes_its_known_keyword_arguments() -> None:
 
 def test_the_http_option_accepts_a_protocol_class() -> None:
     async def main() -> None:
-        assert Plain().made is Watched
+        assert Plain().protocol_class is Watched
 
     run(main)
 
 
 def test_a_connection_has_the_attributes_that_the_fast_lane_reads() -> None:
     async def main() -> None:
-        plain = Plain()
-        protocol = plain.protocol
+        server = Plain()
+        protocol = server.protocol
 
-        assert protocol.transport is plain.transport
+        assert protocol.transport is server.transport
         assert protocol.loop is asyncio.get_running_loop()
-        assert protocol.server_state is plain.state
+        assert protocol.server_state is server.state
         assert isinstance(protocol.flow, FlowControl)
-        assert plain.state.connections == {protocol}
+        assert server.state.connections == {protocol}
         assert protocol.cycle is None
 
     run(main)
@@ -92,43 +92,43 @@ def test_a_connection_has_the_attributes_that_the_fast_lane_reads() -> None:
 
 def test_flow_control_has_two_flags_and_may_be_paused_and_resumed_twice() -> None:
     async def main() -> None:
-        plain = Plain()
-        flow = plain.protocol.flow
+        server = Plain()
+        flow = server.protocol.flow
         assert (flow.read_paused, flow.write_paused) == (False, False)
         for _ in range(2):
             flow.pause_reading()
-            plain.protocol.pause_writing()
-        assert (flow.read_paused, flow.write_paused, plain.transport.reading) == (True, True, False)
+            server.protocol.pause_writing()
+        assert (flow.read_paused, flow.write_paused, server.transport.reading) == (True, True, False)
         for _ in range(2):
             flow.resume_reading()
-            plain.protocol.resume_writing()
+            server.protocol.resume_writing()
 
-        assert (flow.read_paused, flow.write_paused, plain.transport.reading) == (False, False, True)
+        assert (flow.read_paused, flow.write_paused, server.transport.reading) == (False, False, True)
 
     run(main)
 
 
 def test_on_response_complete_is_called_once_per_request_after_the_response_is_written() -> None:
     async def main() -> None:
-        plain = Plain()
-        assert plain.protocol.completed == 0
-        assert await plain.fed(GET) == [b"app /a "]
-        assert plain.protocol.completed == 1
-        assert await plain.fed(POST, b"o", b"k") == [b"app /a ", b"app /b ok"]
+        server = Plain()
+        assert server.protocol.completed == 0
+        assert await server.fed(GET) == [b"app /a "]
+        assert server.protocol.completed == 1
+        assert await server.fed(POST, b"o", b"k") == [b"app /a ", b"app /b ok"]
 
-        assert plain.protocol.completed == 2
+        assert server.protocol.completed == 2
 
     run(main)
 
 
 def test_a_cycle_is_marked_complete_when_its_response_is_complete() -> None:
     async def main() -> None:
-        plain = Plain()
-        plain.app.open.clear()
-        await plain.fed(GET)
-        cycle = plain.protocol.cycle
+        server = Plain()
+        server.app.open.clear()
+        await server.fed(GET)
+        cycle = server.protocol.cycle
         assert (cycle.response_started, cycle.response_complete, cycle.disconnected) == (False, False, False)
-        plain.app.open.set()
+        server.app.open.set()
         await turns()
 
         assert cycle.response_complete
@@ -138,44 +138,44 @@ def test_a_cycle_is_marked_complete_when_its_response_is_complete() -> None:
 
 def test_the_keep_alive_timer_is_set_after_an_answer_and_can_be_unset() -> None:
     async def main() -> None:
-        plain = Plain()
-        await plain.fed(GET)
-        timer = plain.protocol.timeout_keep_alive_task
+        server = Plain()
+        await server.fed(GET)
+        timer = server.protocol.timeout_keep_alive_task
         assert timer is not None
-        plain.protocol._unset_keepalive_if_required()
-        plain.protocol._unset_keepalive_if_required()
+        server.protocol._unset_keepalive_if_required()
+        server.protocol._unset_keepalive_if_required()
 
         assert timer.cancelled()
-        assert plain.protocol.timeout_keep_alive_task is None
+        assert server.protocol.timeout_keep_alive_task is None
 
     run(main)
 
 
 def test_a_disconnected_cycle_writes_nothing_more() -> None:
     async def main() -> None:
-        plain = Plain()
-        plain.app.open.clear()
-        await plain.fed(POST)
-        cycle = plain.protocol.cycle
+        server = Plain()
+        server.app.open.clear()
+        await server.fed(POST)
+        cycle = server.protocol.cycle
         cycle.disconnected = True
         cycle.message_event.set()
-        plain.app.open.set()
+        server.app.open.set()
         await turns()
 
-        assert plain.app.disconnects == 1
-        assert plain.transport.written == b""
+        assert server.app.disconnects == 1
+        assert server.transport.written == b""
 
     run(main)
 
 
 def test_the_default_fields_are_read_from_the_state_for_each_answer() -> None:
     async def main() -> None:
-        plain = Plain()
+        server = Plain()
         for number in (b"1", b"2"):
-            plain.state.default_headers = [(b"x", number)]
-            await plain.fed(GET)
+            server.state.default_headers = [(b"x", number)]
+            await server.fed(GET)
 
-        answers = read_answers(bytes(plain.transport.written))
+        answers = read_answers(bytes(server.transport.written))
         assert [answer.headers["x"] for answer in answers] == ["1", "2"]
 
     run(main)
@@ -187,12 +187,12 @@ def test_the_server_replaces_the_list_of_default_fields_and_never_changes_it() -
         server.config.load()
         server.lifespan = server.config.lifespan_class(server.config)
         before = server.server_state.default_headers
-        kept = list(before)
+        copy = list(before)
         await server.on_tick(0)
         after = server.server_state.default_headers
         await server.on_tick(10)
 
-        assert before == kept
+        assert before == copy
         assert after is not before
         assert server.server_state.default_headers is not after
 
@@ -204,8 +204,8 @@ def test_shutdown_closes_an_idle_connection_and_a_busy_connection_after_its_answ
         idle, busy = Plain(), Plain()
         busy.app.open.clear()
         await busy.fed(GET)
-        for plain in (idle, busy):
-            plain.protocol.shutdown()
+        for server in (idle, busy):
+            server.protocol.shutdown()
         assert (idle.transport.closed, busy.transport.closed) == (True, False)
         busy.app.open.set()
         await turns()
@@ -219,24 +219,24 @@ def test_shutdown_closes_an_idle_connection_and_a_busy_connection_after_its_answ
 
 def test_a_lost_connection_leaves_the_set_and_disconnects_the_application() -> None:
     async def main() -> None:
-        plain = Plain()
-        await plain.fed(POST)
-        plain.transport.lose(ConnectionResetError())
+        server = Plain()
+        await server.fed(POST)
+        server.transport.lose(ConnectionResetError())
         await turns()
 
-        assert plain.state.connections == set()
-        assert plain.app.disconnects == 1
+        assert server.state.connections == set()
+        assert server.app.disconnects == 1
 
     run(main)
 
 
 def test_invalid_http_is_answered_with_400_and_closes_the_connection() -> None:
     async def main() -> None:
-        plain = Plain()
-        await plain.fed(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
+        server = Plain()
+        await server.fed(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
 
-        [answer] = read_answers(bytes(plain.transport.written))
-        assert (answer.status, answer.closes, plain.transport.closed) == (400, True, True)
+        [answer] = read_answers(bytes(server.transport.written))
+        assert (answer.status, answer.closes, server.transport.closed) == (400, True, True)
 
     run(main)
 

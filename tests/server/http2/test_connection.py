@@ -481,11 +481,11 @@ def test_an_internal_error_while_a_long_message_is_received_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
-    whole = frame(frames.DATA, 0, 1, message_of(bytes(900_000)))
-    wire.feed(wire.headers(__path=BIDI) + whole[:300_000])
+    data_frame = frame(frames.DATA, 0, 1, message_of(bytes(900_000)))
+    wire.feed(wire.headers(__path=BIDI) + data_frame[:300_000])
     assert wire.transport.straight
     monkeypatch.setattr(GrpcCall, "buffer_updated", lambda *_: 1 / 0)
-    wire.feed(whole[300_000:])
+    wire.feed(data_frame[300_000:])
 
     assert wire.goaway() == (ErrorCode.INTERNAL_ERROR, "")
     assert "ZeroDivisionError" in caplog.text

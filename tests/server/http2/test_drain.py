@@ -54,7 +54,7 @@ class Leaving:
         self.drain.announce(connection)
 
 
-def left(last_id: int) -> bytes:
+def final_goaway(last_id: int) -> bytes:
     return goaway(last_id, ErrorCode.NO_ERROR)
 
 
@@ -66,7 +66,7 @@ def test_a_drain_sends_goaway_and_a_ping_and_the_final_goaway_after_the_ping_ack
 
     leaving.last_id = 7
     leaving.acknowledge()
-    assert leaving.outbox.written == [FIRST, left(7)]
+    assert leaving.outbox.written == [FIRST, final_goaway(7)]
     assert (leaving.drain.final_goaway_sent, leaving.max_streams) == (True, 0)
 
 
@@ -90,7 +90,7 @@ def test_the_final_goaway_is_sent_after_the_linger_time_without_a_ping_ack() -> 
     assert leaving.outbox.written == [FIRST]
 
     leaving.loop.pass_time(0.01)
-    assert leaving.outbox.written == [FIRST, left(3)]
+    assert leaving.outbox.written == [FIRST, final_goaway(3)]
 
 
 def test_each_step_of_a_drain_happens_once() -> None:
@@ -101,7 +101,7 @@ def test_each_step_of_a_drain_happens_once() -> None:
     leaving.acknowledge()
     leaving.loop.pass_time(DRAIN_LINGER_S)
 
-    assert leaving.outbox.written == [FIRST, left(3)]
+    assert leaving.outbox.written == [FIRST, final_goaway(3)]
 
 
 def test_an_unsolicited_ping_ack_is_ignored() -> None:
@@ -132,7 +132,7 @@ def test_a_connection_without_a_preface_has_the_linger_time_to_send_it(begins: b
     leaving.loop.pass_time(DRAIN_LINGER_S)
 
     assert leaving.transport.closed is not begins
-    assert leaving.outbox.written == ([FIRST, left(0)] if begins else [])
+    assert leaving.outbox.written == ([FIRST, final_goaway(0)] if begins else [])
 
 
 def test_a_connection_rejected_before_its_preface_is_not_closed_by_the_drain() -> None:

@@ -39,11 +39,11 @@ def test_an_answer_waits_for_the_window_and_leaves_as_it_opens() -> None:
 def test_the_connection_window_is_shared_between_streams() -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"65000", 1) + wire.call(GIVE, b"65000", 3) + wire.call(GIVE, b"65000", 5))
-    got = dict.fromkeys((1, 3, 5), 0)
+    received = dict.fromkeys((1, 3, 5), 0)
     for frame in wire.frames():
         if frame.kind == DATA:
-            got[frame.stream] += len(frame.payload)
-    assert sum(got.values()) == DEFAULT_WINDOW
+            received[frame.stream] += len(frame.payload)
+    assert sum(received.values()) == DEFAULT_WINDOW
 
     wire.feed(frames.window_update(0, 3 * 65005))
     assert wire.connection.streams == {}
@@ -131,18 +131,18 @@ def test_receiving_a_message_of_many_frames_reopens_the_windows() -> None:
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 10**7}) + frames.window_update(0, 10**7))
     content = bytes(range(256)) * 4096
     wire.frames()
-    left = {0: 200_000, 1: 100_000}
+    windows = {0: 200_000, 1: 100_000}
     body = message_of(content)
     wire.feed(wire.headers())
     for at in range(0, len(body), 10_000):
         part = body[at : at + 10_000]
-        left[0] -= len(part)
-        left[1] -= len(part)
-        assert min(left.values()) >= 0
+        windows[0] -= len(part)
+        windows[1] -= len(part)
+        assert min(windows.values()) >= 0
         wire.feed(payload(part, 1, end=at + 10_000 >= len(body)))
         if at + 10_000 < len(body):
             for frame in wire.frames():
-                left[frame.stream] += int.from_bytes(frame.payload, "big")
+                windows[frame.stream] += int.from_bytes(frame.payload, "big")
 
     assert wire.answers() == {1: (content, OK, "")}
     assert wire.shared.held_bytes == 0
@@ -252,12 +252,14 @@ def test_messages_of_a_stream_wait_while_its_answers_are_blocked() -> None:
     assert unsent.size < 100_000
     assert wire.shared.held_bytes > 10**6
 
-    got = 0
+    received_bytes = 0
     for _ in range(100):
         found = wire.frames()
-        got += sum(len(frame.payload) for frame in found if frame.kind == DATA)
-        wire.feed(frames.window_update(0, 30_000) + (frames.window_update(1, 30_000) if got < 40 * 30_005 else b""))
-    assert got == 40 * 30_005
+        received_bytes += sum(len(frame.payload) for frame in found if frame.kind == DATA)
+        wire.feed(
+            frames.window_update(0, 30_000) + (frames.window_update(1, 30_000) if received_bytes < 40 * 30_005 else b"")
+        )
+    assert received_bytes == 40 * 30_005
     assert wire.connection.streams == {}
     assert wire.shared.held_bytes == 0
 

@@ -15,15 +15,15 @@ ENDS = END_HEADERS | END_STREAM
 
 
 class Memory:
-    """A HeaderDecoder; `made` records the header lists that it had to decode."""
+    """A HeaderDecoder; `decoded` records the header lists that it had to decode."""
 
     def __init__(self, max_bytes: int = MOST_BYTES) -> None:
         self.memory: HeaderDecoder[Fields] = HeaderDecoder(max_bytes)
-        self.made: list[Fields] = []
+        self.decoded: list[Fields] = []
 
     def decode(self, block: bytes) -> Fields:
         def resolve(fields: Fields) -> Fields:
-            self.made.append(fields)
+            self.decoded.append(fields)
             return fields
 
         return self.memory.decode(block, resolve)
@@ -97,7 +97,7 @@ def test_a_repeated_block_is_decoded_once_after_the_table_stops_changing() -> No
     for _ in range(4):
         assert memory.decode(encoder.encode([(b"a", b"b")])) == [(b"a", b"b")]
 
-    assert len(memory.made) == 2  # the first changes the table
+    assert len(memory.decoded) == 2  # the first changes the table
 
 
 def test_cached_blocks_are_dropped_when_the_table_changes() -> None:

@@ -15,7 +15,7 @@ from penstock.server.http2.keepalive import Keepalive
 from .fakes import FakeOutbox, make_shared
 from .wire import FakeLoop
 
-ASKED = frame(PING, 0, 0, b"are you?")
+PINGED = frame(PING, 0, 0, b"are you?")
 LEAST_S, TWO_HOURS_S = 0.1, 7200.0
 
 
@@ -31,10 +31,10 @@ class Watched:
         self.keepalive = Keepalive(shared, outbox, FrameBudget(shared.limits, outbox))
         self.keepalive.begin()
 
-    def asked(self) -> int:
+    def ping_count(self) -> int:
         """Return the number of PINGs sent since the last call."""
         written, self.outbox.written = self.outbox.written, []
-        return written.count(ASKED)
+        return written.count(PINGED)
 
     def dropped(self) -> bool:
         return self.outbox.transport.aborted
@@ -59,10 +59,10 @@ def by_sweep(**limits: Any) -> Watched:
 def test_a_client_is_pinged_when_it_is_silent_for_longer_than_the_limit() -> None:
     watched = by_sweep()
     watched.keepalive.tick(60.0)
-    assert watched.asked() == 0
+    assert watched.ping_count() == 0
 
     watched.keepalive.tick(0.5)
-    assert watched.asked() == 1
+    assert watched.ping_count() == 1
 
 
 def test_received_data_restarts_the_silence_of_a_client() -> None:
@@ -71,10 +71,10 @@ def test_received_data_restarts_the_silence_of_a_client() -> None:
     watched.keepalive.received()
     watched.keepalive.tick(59.0)
     watched.keepalive.tick(59.0)
-    assert watched.asked() == 0
+    assert watched.ping_count() == 0
 
     watched.keepalive.tick(2.0)
-    assert watched.asked() == 1
+    assert watched.ping_count() == 1
 
 
 def test_a_client_that_does_not_answer_the_ping_in_time_is_aborted() -> None:
@@ -85,7 +85,7 @@ def test_a_client_that_does_not_answer_the_ping_in_time_is_aborted() -> None:
 
     watched.keepalive.tick(0.5)
     assert watched.dropped()
-    assert watched.asked() == 1
+    assert watched.ping_count() == 1
 
 
 @pytest.mark.parametrize("answer", ["ping", "anything"])
@@ -98,11 +98,11 @@ def test_a_client_that_answers_the_ping_is_kept_and_pinged_again(answer: str) ->
     assert not watched.dropped()
 
     watched.keepalive.tick(41.0)
-    assert watched.asked() == 2
+    assert watched.ping_count() == 2
 
 
 @pytest.mark.parametrize(
-    ("limits", "asked"),
+    ("limits", "ping_count"),
     [
         ({"keepalive_s": 0.0}, 0),
         ({"calls": False}, 0),
@@ -110,16 +110,16 @@ def test_a_client_that_answers_the_ping_is_kept_and_pinged_again(answer: str) ->
     ],
 )
 def test_no_ping_is_sent_if_keepalive_is_off_or_without_calls_unless_permitted(
-    limits: dict[str, Any], asked: int
+    limits: dict[str, Any], ping_count: int
 ) -> None:
     watched = by_sweep(**limits)
     watched.keepalive.tick(1000.0)
 
-    assert watched.asked() == asked
+    assert watched.ping_count() == ping_count
 
 
-@pytest.mark.parametrize(("most", "asked"), [(2, 2), (1, 1), (0, 5)])
-def test_the_number_of_pings_without_data_in_between_is_limited(most: int, asked: int) -> None:
+@pytest.mark.parametrize(("most", "ping_count"), [(2, 2), (1, 1), (0, 5)])
+def test_the_number_of_pings_without_data_in_between_is_limited(most: int, ping_count: int) -> None:
     watched = by_sweep(max_pings_without_data=most)
     for sent_frames in (0, 1):
         watched.outbox.sent_frames = sent_frames
@@ -128,7 +128,7 @@ def test_the_number_of_pings_without_data_in_between_is_limited(most: int, asked
             watched.answer()
             watched.keepalive.tick(1.0)
 
-        assert watched.asked() == asked
+        assert watched.ping_count() == ping_count
 
 
 # -- to the millisecond ----------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_a_keepalive_time_under_a_minute_pings_and_aborts_to_the_millisecond() -
     watched.keepalive.received()
     watched.loop.pass_time(7.0)
     watched.loop.pass_time(2.999)
-    assert watched.asked() == 0
+    assert watched.ping_count() == 0
     watched.loop.pass_time(0.001)
-    assert watched.asked() == 1
+    assert watched.ping_count() == 1
 
     watched.loop.pass_time(1.999)
     assert not watched.dropped()
@@ -160,7 +160,7 @@ def test_a_client_that_never_sent_anything_is_pinged_after_the_keepalive_time() 
     watched = Watched(keepalive_s=10.0)
     watched.loop.pass_time(10.0)
 
-    assert watched.asked() == 1
+    assert watched.ping_count() == 1
 
 
 @pytest.mark.parametrize(("limit_s", "timers"), [(59.9, 1), (60.0, 0), (0.0, 0)])
@@ -178,7 +178,7 @@ def test_the_sweep_sends_no_ping_when_a_timer_does() -> None:
     watched.keepalive.tick(100.0)
     watched.keepalive.tick(100.0)
 
-    assert watched.asked() == 0
+    assert watched.ping_count() == 0
 
 
 @pytest.mark.parametrize("answer", ["ping", "anything"])
@@ -191,9 +191,9 @@ def test_a_client_that_answers_at_the_last_moment_is_kept(answer: str) -> None:
     assert not watched.dropped()
 
     watched.loop.pass_time(9.998)
-    assert watched.asked() == 1
+    assert watched.ping_count() == 1
     watched.loop.pass_time(0.001)
-    assert watched.asked() == 1
+    assert watched.ping_count() == 1
 
 
 def test_a_late_timer_checks_exactly_once_more_before_it_aborts() -> None:
@@ -236,7 +236,7 @@ def test_each_ping_has_its_own_extra_check_after_a_late_timer() -> None:
         watched.loop.pass_time(0.001)
         watched.outbox.sent_frames += 1
 
-    assert watched.asked() == 2
+    assert watched.ping_count() == 2
 
 
 def test_a_connection_without_calls_is_checked_at_most_ten_times_a_second() -> None:
@@ -250,7 +250,7 @@ def test_a_connection_without_calls_is_checked_at_most_ten_times_a_second() -> N
             break
 
     assert looks == pytest.approx(1 / LEAST_S, abs=1)
-    assert watched.asked() == 0
+    assert watched.ping_count() == 0
 
 
 def test_a_client_that_answers_soon_is_pinged_again_before_the_ping_timeout_ends() -> None:
@@ -259,7 +259,7 @@ def test_a_client_that_answers_soon_is_pinged_again_before_the_ping_timeout_ends
     watched.answer()
     watched.loop.pass_time(1.0)
 
-    assert watched.asked() == 2
+    assert watched.ping_count() == 2
 
 
 # -- PINGs of the peer -----------------------------------------------------------------------------------------

@@ -36,10 +36,10 @@ def test_a_drain_answers_calls_sent_before_the_ping_ack_and_then_closes() -> Non
     wire.connection.shutdown()
     wire.loop.turn()
     found = wire.frames()
-    asked = [frame.payload for frame in found if frame.kind == PING]
+    pings = [frame.payload for frame in found if frame.kind == PING]
     assert last_ids(found) == [MAX_WINDOW]
 
-    wire.feed(wire.call(HOLD, stream=3) + frames.frame(PING, ACK, 0, asked[0]))
+    wire.feed(wire.call(HOLD, stream=3) + frames.frame(PING, ACK, 0, pings[0]))
     assert last_ids(wire.frames()) == [3]
     wire.feed(wire.headers(5) + payload(message_of(b"x"), 5, end=True) + frames.window_update(5, 10))
     wire.held[0].answer(b"a")
@@ -61,10 +61,10 @@ def test_timing_out_many_idle_streams_is_spread_over_several_turns_of_the_loop()
         wire.feed(frames.PREFACE + frames.settings({}) + b"".join(map(wire.headers, range(1, 1001, 2))))
         connections.append(wire.connection)
     wire.shared.sweep(6.0)
-    left = sum(map(len, (each.streams for each in connections)))
+    stream_count = sum(map(len, (each.streams for each in connections)))
     wire.loop.turn()
 
-    assert 2000 < left < 5000
+    assert 2000 < stream_count < 5000
     assert not any(each.streams for each in connections)
 
 
@@ -241,25 +241,25 @@ def test_a_silent_peer_with_a_call_is_pinged_and_aborted_without_an_answer() -> 
 def test_a_peer_that_answers_pings_is_kept_and_pinged_no_more_often_than_allowed() -> None:
     wire = Wire(keepalive_s=60.0, keepalive_timeout_s=3.0)
     wire.feed(wire.call(HOLD))
-    asked = 0
+    ping_count = 0
     for _ in range(200):
         wire.shared.sweep(2.0)
         wire.loop.turn()
         for frame in pings(wire):
-            asked += 1
+            ping_count += 1
             wire.feed(frames.frame(PING, ACK, 0, frame.payload))
 
-    assert (asked, wire.transport.over) == (2, False)
+    assert (ping_count, wire.transport.over) == (2, False)
 
 
-@pytest.mark.parametrize(("permitted", "asked"), [(False, 0), (True, 1)])
-def test_a_peer_without_calls_is_pinged_only_if_permitted(permitted: bool, asked: int) -> None:
+@pytest.mark.parametrize(("permitted", "ping_count"), [(False, 0), (True, 1)])
+def test_a_peer_without_calls_is_pinged_only_if_permitted(permitted: bool, ping_count: int) -> None:
     wire = Wire(keepalive_s=60.0, keepalive_without_calls=permitted)
     wire.shared.sweep(1.0)
     wire.shared.sweep(61.0)
     wire.loop.turn()
 
-    assert len(pings(wire)) == asked
+    assert len(pings(wire)) == ping_count
 
 
 def test_a_keepalive_time_under_a_minute_pings_and_aborts_to_the_millisecond() -> None:
@@ -287,8 +287,10 @@ def test_a_keepalive_time_under_a_minute_pings_and_aborts_to_the_millisecond() -
     assert wire.transport.aborted
 
 
-@pytest.mark.parametrize(("permitted", "asked"), [(False, 0), (True, 2)])
-def test_a_keepalive_time_under_a_minute_pings_without_calls_only_if_permitted(permitted: bool, asked: int) -> None:
+@pytest.mark.parametrize(("permitted", "ping_count"), [(False, 0), (True, 2)])
+def test_a_keepalive_time_under_a_minute_pings_without_calls_only_if_permitted(
+    permitted: bool, ping_count: int
+) -> None:
     wire = Wire(keepalive_s=0.5, keepalive_without_calls=permitted)
     found = 0
     for _ in range(1000):
@@ -297,7 +299,7 @@ def test_a_keepalive_time_under_a_minute_pings_without_calls_only_if_permitted(p
             found += 1
             wire.feed(frames.frame(PING, ACK, 0, frame.payload))
 
-    assert (found, wire.transport.over) == (asked, False)
+    assert (found, wire.transport.over) == (ping_count, False)
 
 
 def test_no_peer_is_aborted_because_the_process_stood_still() -> None:

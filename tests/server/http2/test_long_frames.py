@@ -73,8 +73,8 @@ class TestReceiving:
         for part in cut(raw, cuts):
             wire.feed(part)
 
-        wanted = {2 * number + 1: (LARGE[:size], OK, "") for number, (size, _) in enumerate(sent)}
-        assert wire.answers() == wanted
+        expected = {2 * number + 1: (LARGE[:size], OK, "") for number, (size, _) in enumerate(sent)}
+        assert wire.answers() == expected
         assert wire.shared.held_bytes == 0
 
     @given(st.lists(st.integers(0, 400_000), max_size=8), st.integers(5000, MIB), st.lists(st.integers(0, MIB)))
@@ -87,9 +87,9 @@ class TestReceiving:
         content = b"".join(message_of(LARGE[:size]) for size in sizes)
         for part in cut(wire.headers(__path=BIDI) + long(content or message_of(b""), frame), cuts):
             wire.feed(part)
-        got = b"".join(frame.payload for frame in wire.frames() if frame.kind == DATA)
+        payload = b"".join(frame.payload for frame in wire.frames() if frame.kind == DATA)
 
-        assert got == (content or message_of(b""))
+        assert payload == (content or message_of(b""))
         assert wire.connection.streams == {}
         assert wire.shared.held_bytes == 0
 
@@ -285,14 +285,14 @@ def test_the_windows_are_reopened_in_the_middle_of_messages() -> None:
     wire = Wire(stream_window_bytes=MIB, connection_window_bytes=MIB)
     wire.feed(wire.headers(1, __path=GIVE))
     content = message_of(bytes(5 * MIB))
-    left = {0: MIB, 1: MIB}
+    windows = {0: MIB, 1: MIB}
     for at in range(0, len(content), 300_000):
         part = content[at : at + 300_000]
         wire.feed(frames.frame(DATA, END_STREAM if at + 300_000 >= len(content) else 0, 1, part))
         for frame in wire.frames():
             if frame.kind == frames.WINDOW_UPDATE:
-                left[frame.stream] += frames.read_word(frame.payload)
-        left = {stream: window - len(part) for stream, window in left.items()}
-        assert min(left.values()) >= 0
+                windows[frame.stream] += frames.read_word(frame.payload)
+        windows = {stream: window - len(part) for stream, window in windows.items()}
+        assert min(windows.values()) >= 0
 
     assert wire.connection.streams == {}

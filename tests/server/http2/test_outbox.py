@@ -43,17 +43,17 @@ class Sender:
     def __init__(self) -> None:
         self.shared: Http2Shared = make_shared()
         self.loop: FakeLoop = self.shared.loop  # type: ignore[assignment]
-        self.told: list[tuple[Any, ...]] = []
+        self.notices: list[tuple[Any, ...]] = []
         self.outbox = Outbox(self.shared, {})
         self.transport = self.outbox.transport = FakeTransport()
         self._read = 0
 
     def open(self, stream_id: int) -> FakeStream:
-        stream = self.outbox.streams[stream_id] = FakeStream(stream_id, self.told, self)
+        stream = self.outbox.streams[stream_id] = FakeStream(stream_id, self.notices, self)
         return stream
 
     def end(self, stream: FakeStream, last: bytes) -> None:
-        self.told.append(("end", stream.stream_id))
+        self.notices.append(("end", stream.stream_id))
         self.outbox.send_headers(last)
         del self.outbox.streams[stream.stream_id]
         self.outbox.discard(stream)
@@ -67,7 +67,7 @@ class Sender:
     def configure(self, number: int, value: int) -> None:
         self.outbox.apply_settings(frames.settings({number: value})[frames.FRAME_HEADER_BYTES :])
 
-    def seen(self) -> list[Frame]:
+    def read_frames(self) -> list[Frame]:
         """Return the frames that the peer has received since the last call."""
         self.loop.turn()
         found = frames_of(bytes(self.transport.written[self._read :]))
@@ -77,7 +77,7 @@ class Sender:
     def sent(self) -> dict[int, int]:
         """Return the DATA bytes of each stream that the peer has received since the last call."""
         sizes: Counter[int] = Counter()
-        for frame in self.seen():
+        for frame in self.read_frames():
             if frame.kind == DATA:
                 sizes[frame.stream] += len(frame.payload)
         return dict(sizes)
@@ -118,7 +118,7 @@ def test_a_slowly_opening_connection_window_is_shared_by_all_waiting_streams() -
     for stream_id in (1, 3, 5):
         sender.outbox.update_stream_window(sender.open(stream_id), 10**6)
         sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(500_000),))
-    sender.seen()
+    sender.read_frames()
 
     served: Counter[int] = Counter()
     for _ in range(30):
@@ -133,7 +133,7 @@ def test_a_stream_whose_window_is_closed_takes_no_turn_from_other_streams() -> N
         stream = sender.open(stream_id)
         stream.credit = -DEFAULT_WINDOW if stream_id == 3 else 10**6
         sender.outbox.queue(stream, (bytes(500_000),))
-    sender.seen()
+    sender.read_frames()
 
     served: Counter[int] = Counter()
     for _ in range(30):
@@ -164,11 +164,11 @@ def test_the_peers_settings_move_the_windows_of_open_streams_and_are_acknowledge
     stream = sender.open(1)
     sender.outbox.update_window(10**6)
     sender.outbox.queue(stream, (bytes(100_000),))
-    sender.seen()
+    sender.read_frames()
 
     sender.configure(INITIAL_WINDOW_SIZE, 0)
     sender.configure(INITIAL_WINDOW_SIZE, DEFAULT_WINDOW + 1000)
-    found = sender.seen()
+    found = sender.read_frames()
     assert found[:2] == [Frame(SETTINGS, ACK, 0, b"")] * 2
     assert [len(frame.payload) for frame in found[2:]] == [1000]
 
@@ -189,22 +189,26 @@ def test_no_frame_is_larger_than_the_frame_size_of_the_peer() -> None:
     stream = sender.open(1)
     sender.outbox.update_stream_window(stream, 10**6)
     sender.outbox.queue(stream, (bytes(40_000),))
-    assert [len(frame.payload) for frame in sender.seen()] == [MIN_FRAME_BYTES, MIN_FRAME_BYTES, 40_000 - 2 * 16384]
+    assert [len(frame.payload) for frame in sender.read_frames()] == [
+        MIN_FRAME_BYTES,
+        MIN_FRAME_BYTES,
+        40_000 - 2 * 16384,
+    ]
 
     sender.configure(MAX_FRAME_SIZE, 30_000)
     sender.outbox.queue(stream, (bytes(40_000),))
-    assert [len(frame.payload) for frame in sender.seen() if frame.kind == DATA] == [30_000, 10_000]
+    assert [len(frame.payload) for frame in sender.read_frames() if frame.kind == DATA] == [30_000, 10_000]
 
 
 @pytest.mark.parametrize(("size", "notice"), [(4095, frames.FRAME_HEADER_BYTES), (4096, 0)])
 def test_a_smaller_header_table_is_announced_once_before_the_next_block(size: int, notice: int) -> None:
     sender = Sender()
     sender.configure(HEADER_TABLE_SIZE, size)
-    sender.seen()
+    sender.read_frames()
     sender.outbox.send_headers(LAST)
     sender.outbox.send_headers(LAST)
 
-    blocks = [frame.payload for frame in sender.seen()]
+    blocks = [frame.payload for frame in sender.read_frames()]
     assert blocks == [(b"\x20" if notice else b"") + b"last", b"last"]
 
 
@@ -214,10 +218,10 @@ def test_a_smaller_header_table_is_announced_once_before_the_next_block(size: in
 def test_pieces_are_joined_into_frames_and_an_empty_message_sends_no_frame() -> None:
     sender = Sender()
     sender.outbox.queue(sender.open(1), (b"head", b"", b"body"))
-    assert sender.seen() == [Frame(DATA, 0, 1, b"headbody")]
+    assert sender.read_frames() == [Frame(DATA, 0, 1, b"headbody")]
 
     sender.outbox.queue(sender.open(3), (b"",))
-    assert sender.seen() == []
+    assert sender.read_frames() == []
     assert sender.outbox.blocked == {}
 
 
@@ -244,18 +248,18 @@ def test_the_last_frame_follows_the_last_byte() -> None:
     assert sender.sent() == {1: 10}
 
     sender.widen(1, 5)
-    assert [frame.payload for frame in sender.seen()] == [bytes(5), b"last"]
-    assert ("end", 1) in sender.told
+    assert [frame.payload for frame in sender.read_frames()] == [bytes(5), b"last"]
+    assert ("end", 1) in sender.notices
 
 
-@pytest.mark.parametrize(("left", "told"), [(LOW_BYTES, True), (LOW_BYTES + 1, False)])
-def test_a_stream_is_notified_when_little_unsent_data_is_left(left: int, told: bool) -> None:
+@pytest.mark.parametrize(("unsent_bytes", "notified"), [(LOW_BYTES, True), (LOW_BYTES + 1, False)])
+def test_a_stream_is_notified_when_little_unsent_data_is_left(unsent_bytes: int, notified: bool) -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = 10 - DEFAULT_WINDOW
-    sender.outbox.queue(stream, (bytes(10 + left),))
+    sender.outbox.queue(stream, (bytes(10 + unsent_bytes),))
 
-    assert (("left", 1) in sender.told) == told
+    assert (("left", 1) in sender.notices) == notified
 
 
 def test_the_stall_time_of_a_stream_restarts_with_each_sent_byte() -> None:
@@ -281,7 +285,7 @@ def test_discarded_data_of_a_stream_is_neither_sent_nor_counted() -> None:
     sender.outbox.discard(stream)
     sender.widen(1, 100)
 
-    assert sender.seen() == []
+    assert sender.read_frames() == []
     assert sender.shared.unread.held_bytes == 0
     assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
 
@@ -334,7 +338,7 @@ def test_all_frames_of_one_turn_of_the_loop_leave_in_one_write() -> None:
     sender.outbox.queue(sender.open(1), (b"x",))
     assert sender.transport.writes == 0
 
-    assert len(sender.seen()) == 4
+    assert len(sender.read_frames()) == 4
     assert sender.transport.writes == 1
 
 
@@ -383,11 +387,11 @@ def test_nothing_is_written_while_the_transport_is_full_and_its_bytes_are_counte
     assert sender.outbox.max_direct_bytes == 0
     sender.outbox.queue(sender.open(1), (b"x",))
     sender.outbox.write(LAST)
-    assert sender.seen() == []
+    assert sender.read_frames() == []
     assert sender.outbox.max_direct_bytes == 0
 
     sender.outbox.resume()
-    assert len(sender.seen()) == 2
+    assert len(sender.read_frames()) == 2
     assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
     assert sender.shared.unread.held_bytes == 0
 
@@ -414,18 +418,18 @@ def test_frames_for_a_closing_transport_are_discarded() -> None:
 
 
 def test_on_flush_is_called_after_each_write_until_the_outbox_is_closed() -> None:
-    sender, told = Sender(), []
-    sender.outbox.on_flush = lambda: told.append(sender.transport.writes)
+    sender, write_counts = Sender(), []
+    sender.outbox.on_flush = lambda: write_counts.append(sender.transport.writes)
     sender.outbox.write(LAST)
     sender.loop.turn()
     sender.outbox.write(LAST)
     sender.loop.turn()
-    assert told == [1, 2]
+    assert write_counts == [1, 2]
 
     sender.outbox.close()
     sender.outbox.write(LAST)
     sender.loop.turn()
-    assert told == [1, 2]
+    assert write_counts == [1, 2]
 
 
 def test_blocked_data_is_not_sent_after_the_outbox_is_closed() -> None:
@@ -525,7 +529,7 @@ class Peer:
     def __init__(self) -> None:
         self.sender = Sender()
         self.queued = {stream_id: bytearray() for stream_id in STREAMS}
-        self.got = {stream_id: bytearray() for stream_id in STREAMS}
+        self.received = {stream_id: bytearray() for stream_id in STREAMS}
         self.windows = dict.fromkeys((0, *STREAMS), DEFAULT_WINDOW)
         self._initial = DEFAULT_WINDOW
         self._unacknowledged: list[int] = []
@@ -553,7 +557,7 @@ class Peer:
         self.sender.outbox.resume()
 
     def look(self, *_: int) -> None:
-        for frame in self.sender.seen():
+        for frame in self.sender.read_frames():
             if frame.kind == SETTINGS:  # in force from its acknowledgment on (RFC 9113, 6.5.3)
                 size = self._unacknowledged.pop(0)
                 for each in STREAMS:
@@ -561,7 +565,7 @@ class Peer:
                 self._initial = size
             elif frame.kind == DATA:
                 size = len(frame.payload)
-                self.got[frame.stream] += frame.payload
+                self.received[frame.stream] += frame.payload
                 self.windows[0] -= size
                 self.windows[frame.stream] -= size
                 assert 0 < size <= MIN_FRAME_BYTES
@@ -591,7 +595,7 @@ def test_all_data_is_sent_once_in_order_and_never_beyond_the_windows(
         peer.widen(stream_id, 20_000_000)
     peer.look()
 
-    assert peer.got == peer.queued
+    assert peer.received == peer.queued
     assert peer.sender.outbox.blocked == {}
     assert peer.sender.shared.unread.held_bytes == 0
 

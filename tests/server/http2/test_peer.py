@@ -26,14 +26,14 @@ SETTINGS: dict[object, h2.settings.SettingCodes] = {
 
 
 class Peer:
-    """An h2 client on a Wire. `want` is what each stream should receive; `got` is what it did receive."""
+    """An h2 client on a Wire. `expected` is what each stream should receive; `received` is what it did receive."""
 
     def __init__(self, cuts: list[int]) -> None:
         self.wire = Wire(begun=False, max_streams=MAX_STREAMS, stream_window_bytes=70_000, max_ping_strikes=0)
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
         self.cuts = cuts
-        self.want: dict[int, tuple[bytes, str]] = {}
-        self.got: dict[int, bytes] = {}
+        self.expected: dict[int, tuple[bytes, str]] = {}
+        self.received: dict[int, bytes] = {}
         self.status: dict[int, str] = {}
         self.held: dict[int, int] = {}
         self.unsent: dict[int, bytes] = {}
@@ -69,7 +69,7 @@ class Peer:
     def take(self, event: h2.events.Event) -> None:
         assert not isinstance(event, h2.events.ConnectionTerminated)
         if isinstance(event, h2.events.DataReceived):
-            self.got[event.stream_id] = self.got.get(event.stream_id, b"") + event.data
+            self.received[event.stream_id] = self.received.get(event.stream_id, b"") + event.data
             self.held[event.stream_id] = self.held.get(event.stream_id, 0) + event.flow_controlled_length
         elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
             fields: dict[Any, Any] = dict(event.headers)
@@ -92,13 +92,13 @@ class Peer:
             self.h2.send_headers(stream, [("x", "y")], end_stream=True)
             del self.unsent[stream]
         if path == GIVE:
-            self.want[stream] = (message_of(bytes(int(messages[0]))), "0")
+            self.expected[stream] = (message_of(bytes(int(messages[0]))), "0")
         elif path == HOLD:
-            self.want[stream] = (b"", "")
+            self.expected[stream] = (b"", "")
         elif path == ECHO and len(messages) != 1:
-            self.want[stream] = (b"", "12")
+            self.expected[stream] = (b"", "12")
         else:
-            self.want[stream] = (b"".join(message_of(message) for message in messages), "0")
+            self.expected[stream] = (b"".join(message_of(message) for message in messages), "0")
 
     def push(self) -> None:
         """Send what the windows allow."""
@@ -155,7 +155,7 @@ def do(peer: Peer, action: tuple[object, ...]) -> None:
     elif name == "prioritize":
         peer.h2.prioritize(2**31 - 1, weight=7)
     else:
-        opened = [stream for stream in peer.want if stream not in peer.status and stream not in peer.reset]
+        opened = [stream for stream in peer.expected if stream not in peer.status and stream not in peer.reset]
         if opened:
             peer.h2.reset_stream(opened[0], 8)
             peer.reset.add(opened[0])
@@ -181,11 +181,11 @@ def test_the_server_and_the_h2_package_agree_on_any_legal_conversation(
     peer.wire.loop.turn()
     peer.exchange()
 
-    for stream, (content, status) in peer.want.items():
+    for stream, (content, status) in peer.expected.items():
         if stream in peer.reset:
             continue
         held = status == ""
-        assert peer.got.get(stream, b"") == (message_of(b"") if held else content)
+        assert peer.received.get(stream, b"") == (message_of(b"") if held else content)
         assert peer.status[stream] == ("0" if held else status)
     assert peer.wire.connection.streams == {}
     assert peer.wire.connection.outbox.blocked == {}

@@ -26,64 +26,64 @@ def given_back(outbox: FakeOutbox) -> list[int]:
 
 
 def test_a_window_begins_with_the_default_size_and_is_widened_once() -> None:
-    made, outbox = window()
-    assert made.remaining == DEFAULT_WINDOW
+    flow_window, outbox = window()
+    assert flow_window.remaining == DEFAULT_WINDOW
 
-    made.refill()
-    made.refill()
+    flow_window.refill()
+    flow_window.refill()
 
-    assert made.remaining == SIZE
+    assert flow_window.remaining == SIZE
     assert outbox.written == [window_update(0, SIZE - DEFAULT_WINDOW)]
 
 
 def test_a_window_of_the_default_size_is_not_widened() -> None:
-    made, outbox = window(DEFAULT_WINDOW)
-    made.refill()
+    flow_window, outbox = window(DEFAULT_WINDOW)
+    flow_window.refill()
 
     assert outbox.written == []
-    made.consume(DEFAULT_WINDOW)
+    flow_window.consume(DEFAULT_WINDOW)
     assert given_back(outbox) == [DEFAULT_WINDOW]
 
 
 def test_a_window_one_byte_above_the_default_size_is_widened() -> None:
-    made, outbox = window(DEFAULT_WINDOW + 1)
-    made.refill()
+    flow_window, outbox = window(DEFAULT_WINDOW + 1)
+    flow_window.refill()
 
     assert given_back(outbox) == [1]
 
 
 def test_a_window_is_refilled_completely_when_more_than_half_of_it_is_used() -> None:
-    made, outbox = window()
-    made.refill()
+    flow_window, outbox = window()
+    flow_window.refill()
     outbox.written.clear()
 
-    made.consume(SIZE // 2)
+    flow_window.consume(SIZE // 2)
     assert outbox.written == []
-    made.consume(1)
+    flow_window.consume(1)
     assert given_back(outbox) == [SIZE // 2 + 1]
-    assert made.remaining == SIZE
+    assert flow_window.remaining == SIZE
 
 
 def test_a_full_window_may_be_used_at_once_and_one_byte_more_ends_the_connection() -> None:
-    made, _ = window()
-    made.refill()
-    made.consume(SIZE)
+    flow_window, _ = window()
+    flow_window.refill()
+    flow_window.consume(SIZE)
     with pytest.raises(Http2Error) as error:
-        made.consume(SIZE + 1)
+        flow_window.consume(SIZE + 1)
 
     assert error.value.code == ErrorCode.FLOW_CONTROL_ERROR
 
 
 @given(st.integers(DEFAULT_WINDOW, SIZE), st.lists(st.integers(0, SIZE), max_size=40))
 def test_a_peer_that_respects_the_window_is_never_rejected_or_starved(size: int, parts: list[int]) -> None:
-    made, outbox = window(size)
-    made.refill()
+    flow_window, outbox = window(size)
+    flow_window.refill()
     sent = 0
     for part in parts:
         may = DEFAULT_WINDOW + sum(given_back(outbox)) - sent
         sent += min(part, may)
-        made.consume(min(part, may))
+        flow_window.consume(min(part, may))
 
         may = DEFAULT_WINDOW + sum(given_back(outbox)) - sent
-        assert size // 2 <= may == made.remaining <= size
+        assert size // 2 <= may == flow_window.remaining <= size
     assert 0 not in given_back(outbox)

@@ -56,13 +56,13 @@ class FakeLoop:
         except Exception as error:  # noqa: BLE001 - as an executor
             done.set_exception(error)
 
-        def tell() -> None:
+        def resolve() -> None:
             if done.exception() is not None:
                 future.set_exception(done.exception())
             else:
                 future.set_result(done.result())
 
-        self.call_soon(tell)
+        self.call_soon(resolve)
         return future
 
     def turn(self) -> None:
@@ -194,9 +194,11 @@ class Wire:
             Method(REFUSE, self._refuse),
             Method(GIVE, lambda call, message: call.answer(bytes(int(message) % 2**21 if message.isdigit() else 0))),
         ]
-        given = GrpcLimits(http2=Http2Limits(**limits), **(grpc or {}))
+        grpc_limits = GrpcLimits(http2=Http2Limits(**limits), **(grpc or {}))
         loop: Any = self.loop
-        self.shared = GrpcShared({method.path: method for method in methods}, given, loop=loop, clock=self.loop.clock)
+        self.shared = GrpcShared(
+            {method.path: method for method in methods}, grpc_limits, loop=loop, clock=self.loop.clock
+        )
         self.encoder = Encoder()
         self.decoder = Decoder()
         self._read = 0

@@ -11,7 +11,7 @@ import pytest
 from penstock.server.ipc.arena import MAX_IDLE_BYTES, SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.wire import FIRST_KIND, Message
-from tests.server.ipc.wire_pairs import kept, mappings, same, sockets
+from tests.server.ipc.wire_pairs import mappings, memory_use, same, sockets
 
 PATIENCE_S = 10.0
 
@@ -144,9 +144,9 @@ def test_closing_a_channel_wakes_a_waiting_receive() -> None:
 
 
 def test_closed_channels_leave_no_descriptors_or_mappings() -> None:
-    before = kept()
+    before = memory_use()
     with channels() as (here, there):
         here.send(FIRST_KIND, 1, b"", [np.zeros(100_000)], [0])
         there.send(FIRST_KIND, 1, b"", [np.zeros(100_000)], [0])
         assert mappings() > before[1]
-    assert kept() == before
+    assert memory_use() == before

@@ -24,11 +24,11 @@ KIND = FIRST_KIND + 1
 async def lost_of(lie: Callable[[socket.socket], object], take: Callable[[list[Message]], None]) -> str:
     """Return why a link is lost when its peer sends an invalid frame."""
     here, there = sockets()
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    link = Link(here, take, told.set_result)
+    lost_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    link = Link(here, take, lost_reason.set_result)
     try:
         lie(there)
-        return await asyncio.wait_for(told, 10)
+        return await asyncio.wait_for(lost_reason, 10)
     finally:
         link.close()
         there.close()
@@ -71,10 +71,10 @@ def test_a_descriptor_removed_from_its_message_stays_open() -> None:
         came: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         link = Link(here, lambda messages: came.set_result([messages[0][4].pop(0), *messages[0][4]]), lambda _: None)
         socket.send_fds(there, [HEADER.pack(0, KIND, 2, 0, 0, 0)], [there.fileno()] * 2)
-        kept, left = await came
-        os.close(kept)
+        read_end, write_end = await came
+        os.close(read_end)
         with pytest.raises(OSError, match="Bad file descriptor"):
-            os.close(left)
+            os.close(write_end)
         link.close()
         there.close()
 

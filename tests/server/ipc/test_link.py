@@ -21,7 +21,7 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.sockets import send_once
 from penstock.server.ipc.wire import FIRST_KIND, Message, Wire
-from tests.server.ipc.wire_pairs import kept, same, sockets
+from tests.server.ipc.wire_pairs import memory_use, same, sockets
 
 PATIENCE_S = 10.0
 ECHO = """
@@ -39,14 +39,14 @@ class End:
     """A Link, the messages it has received, and why it was lost."""
 
     def __init__(self, sock: socket.socket, arena_bytes: int = 64 << 20) -> None:
-        self.taken: list[Message] = []
+        self.messages: list[Message] = []
         self.lost: list[str] = []
         self._look = asyncio.Event()
         self.link = Link(sock, self._take, self._lose, arena_bytes)
 
     def _take(self, messages: list[Message]) -> None:
         for *message, descriptors in messages:
-            self.taken.append((*message, descriptors[:]))  # type: ignore[arg-type]
+            self.messages.append((*message, descriptors[:]))  # type: ignore[arg-type]
             descriptors.clear()
         self._look.set()
 
@@ -62,8 +62,8 @@ class End:
                 await self._look.wait()
 
     async def message(self, count: int = 1) -> list[Message]:
-        await self.until(lambda: len(self.taken) >= count)
-        return self.taken
+        await self.until(lambda: len(self.messages) >= count)
+        return self.messages
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ def test_a_slot_is_released_from_any_thread() -> None:
         async with ends() as (here, there):
             here.link.send(FIRST_KIND, 1, b"", [np.ones(100_000)])
             held = [(await there.message())[0][3][0]]
-            there.taken.clear()
+            there.messages.clear()
             await turns(lambda: here.link.arena.leases == 1)
             await asyncio.to_thread(held.clear)
             await turns(lambda: here.link.arena.leases == 0)
@@ -143,7 +143,7 @@ def test_both_sides_unmap_removed_segments_without_further_messages() -> None:
 
 def test_a_view_can_outlive_its_link_and_event_loop() -> None:
     held: list[Any] = []
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         async with ends() as (here, there):
@@ -153,7 +153,7 @@ def test_a_view_can_outlive_its_link_and_event_loop() -> None:
     uvloop.run(main())
     assert held[0].sum() == 100_000
     held.clear()
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_messages_to_a_peer_that_does_not_read_wait_without_blocking_the_loop() -> None:
@@ -167,16 +167,16 @@ def test_messages_to_a_peer_that_does_not_read_wait_without_blocking_the_loop() 
         for number in range(50, 100):  # behind the unsent messages
             here.link.send(FIRST_KIND, number, b"small")
             await asyncio.sleep(0)
-        taken: list[int] = []
-        here.link.when_drained(lambda: taken.append(here.link.unsent_bytes))
-        assert not taken
+        unsent: list[int] = []
+        here.link.when_drained(lambda: unsent.append(here.link.unsent_bytes))
+        assert not unsent
 
         there = End(other)
         come = await there.message(100)
         assert [message[1] for message in come] == list(range(100))
         assert all(set(message[3][0][::9999].tolist()) == {number} for number, message in enumerate(come[:50]))  # type: ignore[index]
         assert here.link.unsent_bytes == 0
-        assert taken == [0]
+        assert unsent == [0]
         here.link.close()
         there.link.close()
 
@@ -208,7 +208,7 @@ def test_messages_stay_in_order_when_the_socket_has_room_again() -> None:
 
 
 def test_descriptors_wait_with_the_bytes_of_a_peer_that_does_not_read() -> None:
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         mine, other = sockets()
@@ -229,11 +229,11 @@ def test_descriptors_wait_with_the_bytes_of_a_peer_that_does_not_read() -> None:
         there.link.close()
 
     uvloop.run(main())
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_a_closed_link_with_unsent_messages_leaves_no_descriptors_or_mappings() -> None:
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         mine, other = sockets()
@@ -250,7 +250,7 @@ def test_a_closed_link_with_unsent_messages_leaves_no_descriptors_or_mappings() 
         other.close()
 
     uvloop.run(main())
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_a_message_sent_in_the_turn_of_the_close_is_delivered() -> None:
@@ -259,9 +259,9 @@ def test_a_message_sent_in_the_turn_of_the_close_is_delivered() -> None:
             here.link.send(FIRST_KIND, 7, b"last words", [np.ones(20_000)])
             here.link.close()
             await there.until(lambda: there.lost)
-            assert there.taken[0][2] == b"last words"
+            assert there.messages[0][2] == b"last words"
             assert there.lost == ["the process is gone"]
-            assert there.taken[0][3][0].sum() == 20_000  # type: ignore[union-attr]
+            assert there.messages[0][3][0].sum() == 20_000  # type: ignore[union-attr]
 
     uvloop.run(main())
 
@@ -276,7 +276,7 @@ def test_messages_of_an_ended_process_are_received_before_the_link_is_lost() -> 
         here.link.send(FIRST_KIND, 2, b"a question that comes too late")
         here.link._flush()
         await here.until(lambda: here.lost)
-        assert [message[2] for message in here.taken] == [b"answer"]
+        assert [message[2] for message in here.messages] == [b"answer"]
         assert len(here.lost) == 1
 
     uvloop.run(main())
@@ -289,7 +289,7 @@ def test_read_remaining_reads_received_messages_while_the_socket_is_still_open()
         for number in range(50):
             other.send(struct.pack("<IHHQII", 1000, FIRST_KIND, 0, number, 1000, 0) + bytes(1000))
         here.link.read_remaining()
-        assert [message[1] for message in here.taken] == list(range(50))
+        assert [message[1] for message in here.messages] == list(range(50))
         assert here.lost == []
         other.close()
         here.link.read_remaining()
@@ -308,7 +308,7 @@ def test_a_flood_of_messages_does_not_starve_other_links() -> None:
         async with ends() as (one, two):
             flood.start()
             rounds = 0
-            while len(here.taken) < 20_000_000 // 50_024:
+            while len(here.messages) < 20_000_000 // 50_024:
                 one.link.send(FIRST_KIND, rounds)
                 await two.message(rounds + 1)
                 rounds += 1
@@ -326,7 +326,7 @@ def _flood(sock: socket.socket, nbytes: int) -> None:
 
 
 def test_an_invalid_frame_closes_the_link_once_and_leaves_no_resources() -> None:
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         mine, other = sockets()
@@ -340,7 +340,7 @@ def test_an_invalid_frame_closes_the_link_once_and_leaves_no_resources() -> None
         other.close()
 
     uvloop.run(main())
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_the_lost_callback_is_not_called_after_close() -> None:
@@ -363,13 +363,13 @@ def test_a_frame_cut_off_by_the_end_of_its_process_is_discarded() -> None:
         other.send(struct.pack("<IHHQII", 100, FIRST_KIND, 0, 0, 100, 0) + b"half of it")
         other.close()
         await here.until(lambda: here.lost)
-        assert (here.taken, here.lost) == ([], ["the process is gone"])
+        assert (here.messages, here.lost) == ([], ["the process is gone"])
 
     uvloop.run(main())
 
 
 def test_a_link_is_lost_when_there_are_too_many_open_files_for_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         mine, other = sockets()
@@ -388,7 +388,7 @@ def test_a_link_is_lost_when_there_are_too_many_open_files_for_its_descriptors(m
         other.close()
 
     uvloop.run(main())
-    assert kept() == before
+    assert memory_use() == before
 
 
 class _Instead:
@@ -407,7 +407,7 @@ class _Instead:
 
 @pytest.mark.slow
 def test_a_killed_process_leaves_no_mappings_or_leases_in_its_peer() -> None:
-    before = kept()
+    before = memory_use()
 
     async def main() -> None:
         mine, other = sockets()
@@ -425,4 +425,4 @@ def test_a_killed_process_leaves_no_mappings_or_leases_in_its_peer() -> None:
         assert message[3][0].sum() == sum(range(100_000))  # type: ignore[union-attr]
 
     uvloop.run(main())
-    assert kept() == before
+    assert memory_use() == before

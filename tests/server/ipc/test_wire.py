@@ -19,7 +19,7 @@ from penstock.server.ipc.arena import MIN_SLOT_BYTES, SEGMENT_BYTES, Arena, Wire
 from penstock.server.ipc.layout import NO_SLOT, pack_strings, unpack_strings
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, Wire
 from tests.processes import descriptors
-from tests.server.ipc.wire_pairs import carry, kept, mappings, pair, same
+from tests.server.ipc.wire_pairs import carry, mappings, memory_use, pair, same
 
 HEADER = struct.Struct("<IHHQII")
 SEGMENT, DROP, RELEASE, LAYOUT = 1, 2, 3, 4
@@ -54,17 +54,17 @@ def fed(raw: bytes, *sent: int) -> Any:
 
 
 @given(messages, st.lists(st.integers(0, 3000), max_size=30))
-def test_messages_are_unchanged_when_received_in_any_pieces(said: Any, pieces: list[int]) -> None:
+def test_messages_are_unchanged_when_received_in_any_pieces(messages: Any, pieces: list[int]) -> None:
     with pair() as both:
-        for kind, number, body, arrays in said:
+        for kind, number, body, arrays in messages:
             both.here.put(kind, number, body, arrays)
 
         come = both.pass_on(pieces)
 
-        assert [message[:3] for message in come] == [message[:3] for message in said]
+        assert [message[:3] for message in come] == [message[:3] for message in messages]
         assert all(
-            len(given[3]) == len(put[3] or ()) and all(map(same, put[3] or (), given[3]))
-            for put, given in zip(said, come, strict=True)
+            len(read_message[3]) == len(put[3] or ()) and all(map(same, put[3] or (), read_message[3]))
+            for put, read_message in zip(messages, come, strict=True)
         )
         come.clear()
         both.pass_back()
@@ -131,12 +131,12 @@ def test_long_strings_are_copied_once_when_they_are_read(size: int) -> None:
     tracemalloc.start()
     try:
         array = unpack_strings(packed, strings.shape)
-        kept_bytes, most_bytes = tracemalloc.get_traced_memory()
+        retained_bytes, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
     assert same(strings, array)
-    assert most_bytes < 1.5 * kept_bytes
+    assert most_bytes < 1.5 * retained_bytes
 
 
 def test_tensors_of_one_message_do_not_overlap() -> None:
@@ -286,7 +286,7 @@ def test_a_segment_may_reuse_the_number_of_a_removed_segment() -> None:
 
 
 def test_unsupported_tensors_are_rejected_and_nothing_is_sent() -> None:
-    before = kept()
+    before = memory_use()
     with pair() as both, open("/dev/null") as file:  # noqa: PTH123 - the test needs its descriptor
         wrong = [
             [np.zeros(2, np.complex64)],
@@ -304,7 +304,7 @@ def test_unsupported_tensors_are_rejected_and_nothing_is_sent() -> None:
         assert both.pass_on() == []
         both.here.put(FIRST_KIND, 1, b"still works")
         assert both.pass_on()[0][2] == b"still works"
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_a_message_too_long_for_a_frame_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def test_a_message_too_long_for_a_frame_is_rejected(monkeypatch: pytest.MonkeyPa
 
 
 def test_descriptors_arrive_with_their_message() -> None:
-    before = kept()
+    before = memory_use()
     with pair() as both:
         ends = [os.pipe() for _ in range(3)]
         for number, (reading, _) in enumerate(ends):
@@ -333,11 +333,11 @@ def test_descriptors_arrive_with_their_message() -> None:
                 os.close(each)
         del message
         come.clear()
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_a_closed_wire_leaves_no_descriptors_or_mappings() -> None:
-    before = kept()
+    before = memory_use()
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"", [np.zeros(3_000_000)])
         held = both.pass_on()
@@ -345,7 +345,7 @@ def test_a_closed_wire_leaves_no_descriptors_or_mappings() -> None:
         assert mappings() > before[1]
     assert held[0][3][0].sum() == 0.0  # type: ignore[union-attr]
     held.clear()
-    assert kept() == before
+    assert memory_use() == before
 
 
 def _sealed(size: int) -> int:
@@ -362,7 +362,7 @@ def _unsealed(size: int) -> int:
     return descriptor
 
 
-TOLD = frame(LAYOUT, 1, b'[["<f4", [4]], ["O", [2]]]')
+STRINGS_LAYOUT = frame(LAYOUT, 1, b'[["<f4", [4]], ["O", [2]]]')
 LIES = {
     "a body longer than its frame": HEADER.pack(4, FIRST_KIND, 0, 0, 5, 0) + b"1234",
     "descriptors that did not come": frame(FIRST_KIND, 1, count=1),
@@ -386,12 +386,14 @@ LIES = {
     "a dimension below zero": frame(LAYOUT, 1, b'[["<f4", [-1]]]'),
     "a dimension without end": frame(LAYOUT, 1, b'[["<f4", [1e999]]]'),
     "more axes than there are": frame(LAYOUT, 1, b'[["<f4", [1' + b",1" * 99 + b"]]]"),
-    "no tensors at all": TOLD + frame(FIRST_KIND, 1, layout=1),
-    "tensors that are too short": TOLD + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", NO_SLOT) + bytes(8)),
-    "tensors in a slot of no segment": TOLD + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<III", 0, 10, 0)),
-    "strings that end too early": TOLD
+    "no tensors at all": STRINGS_LAYOUT + frame(FIRST_KIND, 1, layout=1),
+    "tensors that are too short": STRINGS_LAYOUT
+    + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", NO_SLOT) + bytes(8)),
+    "tensors in a slot of no segment": STRINGS_LAYOUT
+    + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<III", 0, 10, 0)),
+    "strings that end too early": STRINGS_LAYOUT
     + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<II", NO_SLOT, 5) + bytes(64 + 64)),
-    "strings longer than they are": TOLD
+    "strings longer than they are": STRINGS_LAYOUT
     + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<II", NO_SLOT, 8) + bytes(64) + b"\xff\xff\0\0" * 2 + bytes(56)),
     "a tensor larger than memory": frame(LAYOUT, 1, b'[["<f8", [4611686018427387904, 9]]]')
     + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", NO_SLOT)),
@@ -445,38 +447,38 @@ def test_announcing_a_segment_twice_or_releasing_a_slot_twice_is_an_error() -> N
 
 
 def test_a_tensor_outside_its_slot_is_an_error() -> None:
-    before = kept()
+    before = memory_use()
     layout = frame(LAYOUT, 1, b'[["u1", [%d]]]' % (MIN_SLOT_BYTES + 1))
     for slot in (0, 255, 256, 0xFFFF, 1 << 16):
         tensors = frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", slot))
         with pytest.raises(WireError, match="is nowhere"):
             fed(frame(SEGMENT, 0, struct.pack("<I", MIN_SLOT_BYTES), count=1) + layout + tensors, _sealed(10))
-    assert kept() == before
+    assert memory_use() == before
 
 
 def test_descriptors_of_rejected_and_incomplete_frames_are_closed() -> None:
-    before = kept()
+    before = memory_use()
     good = frame(FIRST_KIND, 1, count=1)
     with pytest.raises(WireError):
         fed(good + frame(9, count=1), os.dup(0), os.dup(0), os.dup(0))
     assert fed(b"", *[os.dup(0) for _ in range(5)]) == []
     assert fed(good[:10], os.dup(0)) == []
-    assert kept() == before
+    assert memory_use() == before
 
     monkey = [os.dup(0) for _ in range(1025)]
     with pytest.raises(WireError, match="belong to no message"):
         fed(b"", *monkey)
-    assert kept() == before
+    assert memory_use() == before
 
 
 @given(st.binary(max_size=200), st.data())
-def test_any_bytes_are_messages_or_a_wire_error(noise: bytes, given_data: st.DataObject) -> None:
+def test_any_bytes_are_messages_or_a_wire_error(noise: bytes, data: st.DataObject) -> None:
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"abc", [np.zeros(4, np.float32), np.array([b"x"], object)])
         both.here.put(FIRST_KIND, 2, b"abc", [np.zeros(5000, np.float32)])
         raw = bytearray(b"".join(both.here.out))
         both.here.out.clear()
-        at = given_data.draw(st.integers(0, len(raw) - 1))
+        at = data.draw(st.integers(0, len(raw) - 1))
         raw[at : at + len(noise)] = noise
         sent, both.here.descriptors[:] = both.here.descriptors[:], []
         with contextlib.suppress(WireError):

@@ -16,7 +16,7 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.layout import NO_SLOT
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, Wire
 from penstock.server.ipc.zero_copy import Form, ZeroCopyChannel, ZeroCopyWire
-from tests.server.ipc.wire_pairs import carry, kept, same, sockets
+from tests.server.ipc.wire_pairs import carry, memory_use, same, sockets
 
 PATIENCE_S = 10.0
 FLOAT = np.dtype(np.float32)
@@ -139,13 +139,13 @@ def test_small_tensors_and_strings_are_allocated_in_plain_memory(form: Form) -> 
 def test_tensors_are_allocated_in_plain_memory_when_the_arena_is_full() -> None:
     with wires(SEGMENT_BYTES) as (here, there):
         held = [here.allocate(LARGE) for _ in range(20)]
-        plain = [lent for lent in held if lent.slot == NO_SLOT]
-        assert plain
-        plain[0].arrays[0][...] = 4  # type: ignore[index]
-        here.put_allocated(FIRST_KIND, 1, b"", plain[0])
+        unplaced = [lent for lent in held if lent.slot == NO_SLOT]
+        assert unplaced
+        unplaced[0].arrays[0][...] = 4  # type: ignore[index]
+        here.put_allocated(FIRST_KIND, 1, b"", unplaced[0])
         ((_, _, _, come, _),) = carry(here, there)
 
-        assert same(plain[0].arrays[0], come[0])
+        assert same(unplaced[0].arrays[0], come[0])
 
 
 _DTYPES = st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i8", "u1", "?", "f2", "u2", "O")])
@@ -177,7 +177,7 @@ def test_any_allocation_arrives_as_filled_and_no_slot_stays_leased(steps: list[A
 
 
 def test_allocated_tensors_make_a_round_trip_over_a_socket() -> None:
-    before = kept()
+    before = memory_use()
     mine, other = sockets()
     here, there = ZeroCopyChannel(mine), Channel(other)
 
@@ -206,4 +206,4 @@ def test_allocated_tensors_make_a_round_trip_over_a_socket() -> None:
     here.close()
     there.close()
     del lent, array, doubled
-    assert kept() == before
+    assert memory_use() == before

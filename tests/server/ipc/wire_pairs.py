@@ -22,7 +22,7 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text("utf-8").count("memfd:penstock")
 
 
-def kept() -> tuple[int, int]:
+def memory_use() -> tuple[int, int]:
     """Count both, after a garbage collection."""
     uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps
     gc.collect()
@@ -53,11 +53,11 @@ class Pair:
 @contextlib.contextmanager
 def pair(arena_bytes: int = 64 << 20) -> Iterator[Pair]:
     """Yield a Pair for the block."""
-    made = Pair(arena_bytes)
+    new_pair = Pair(arena_bytes)
     try:
-        yield made
+        yield new_pair
     finally:
-        made.close()
+        new_pair.close()
 
 
 def carry(source: Wire, target: Wire, pieces: Sequence[int] = ()) -> list[Message]:
@@ -77,9 +77,9 @@ def carry(source: Wire, target: Wire, pieces: Sequence[int] = ()) -> list[Messag
 
 def received(descriptor: int) -> int:
     """Return the descriptor that the other process would get, and close this one, as sending does."""
-    made = os.dup(descriptor)
+    duplicate = os.dup(descriptor)
     os.close(descriptor)
-    return made
+    return duplicate
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:

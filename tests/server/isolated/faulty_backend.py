@@ -70,7 +70,7 @@ class FaultyBinding:
     def run(self, wanted: Sequence[int]) -> list[Any]:
         return self._run(self._lent, wanted)
 
-    def _run(self, arrays: Sequence[Array | None], wanted: Sequence[int]) -> list[Any]:
+    def _run(self, arrays: Sequence[Array | None], positions: Sequence[int]) -> list[Any]:
         (x,) = arrays
         assert x is not None
         fault = next((fault for fault in Fault if x.size and (x == fault).any()), None)
@@ -82,10 +82,10 @@ class FaultyBinding:
         if fault is not None:
             odd = happen(fault)
             if odd is not None:
-                return [odd] * (fault is not Fault.NONE and len(wanted))
+                return [odd] * (fault is not Fault.NONE and len(positions))
         place = np.full(len(x), x.ctypes.data % 64)
         pid = np.full(len(x), os.getpid())
-        return [[x if self.__dict__.get("run_on") else x * 2, place, pid][position] for position in wanted]
+        return [[x if self.__dict__.get("run_on") else x * 2, place, pid][position] for position in positions]
 
     def stop(self) -> None:
         self._stopped.set()
@@ -95,6 +95,7 @@ class FaultyBackend:
     """Outputs: y, the address of x (modulo 64), and the process id."""
 
     platform = "faulty"
+    compiles_each_size = True
     runtime_metadata: Mapping[str, Any] = {"said": {"of": "it", "deep": [1, None]}}
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -158,9 +159,9 @@ def _leave() -> None:
 
 
 def _grow() -> None:
-    kept = np.ones(300 << 20, np.uint8)
+    array = np.ones(300 << 20, np.uint8)
     time.sleep(60)
-    del kept
+    del array
 
 
 def _freeze() -> None:

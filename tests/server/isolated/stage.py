@@ -13,7 +13,7 @@ from penstock.batching.spec import WorkerSpec
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.loader import IsolatedLoader
 from tests.processes import children
-from tests.server.ipc.wire_pairs import kept
+from tests.server.ipc.wire_pairs import memory_use
 from tests.server.workers.orders import descriptors
 
 HERE = str(Path(__file__).parent)
@@ -36,9 +36,11 @@ def faulty_loader() -> IsolatedLoader:
 
 
 @contextmanager
-def faulty(**said: Any) -> Iterator[IsolatedBackend]:
+def faulty(**options: Any) -> Iterator[IsolatedBackend]:
     """Yield a faulty Backend for the block."""
-    backend = faulty_loader()(Path("/models/faulty/1/model"), "cpu", {key: str(value) for key, value in said.items()})
+    backend = faulty_loader()(
+        Path("/models/faulty/1/model"), "cpu", {key: str(value) for key, value in options.items()}
+    )
     try:
         yield backend
     finally:
@@ -48,10 +50,10 @@ def faulty(**said: Any) -> Iterator[IsolatedBackend]:
 @contextmanager
 def nothing_left() -> Iterator[None]:
     """Check that a block leaves no process, descriptor, mapping or thread."""
-    mapped, opened, others, threads = kept()[1], descriptors(), children(), set(threading.enumerate())
+    mapped, opened, others, threads = memory_use()[1], descriptors(), children(), set(threading.enumerate())
     yield
     until(lambda: children() <= others and set(threading.enumerate()) <= threads)
-    assert kept()[1] <= mapped
+    assert memory_use()[1] <= mapped
     assert descriptors() - opened == set()
 
 

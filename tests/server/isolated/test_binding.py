@@ -34,11 +34,11 @@ def bound(backend: IsolatedBackend, capacity_rows: int = 8) -> IsolatedBinding:
     return binding
 
 
-def ask(binding: IsolatedBinding, x: Array, *wanted: int) -> list[Any]:
+def ask(binding: IsolatedBinding, x: Array, *positions: int) -> list[Any]:
     (buffer,) = binding.acquire_buffers(len(x), [x.shape])
     assert buffer is not None
     buffer[...] = x
-    return binding.run(wanted or (0,))
+    return binding.run(positions or (0,))
 
 
 def row(*values: float) -> Array:
@@ -54,8 +54,8 @@ def raised(work: Callable[..., Any], *args: Any) -> InferError:
 @pytest.fixture(scope="module")
 def backend() -> Iterator[IsolatedBackend]:
     """Yield a Backend whose worker is never ended."""
-    with faulty() as made:
-        yield made
+    with faulty() as isolated:
+        yield isolated
 
 
 def base_of(array: Array) -> Any:
@@ -92,12 +92,12 @@ class TestMemory:
     def test_an_output_outlives_its_binding_its_worker_and_many_runs(self) -> None:
         with faulty() as backend:
             binding = bound(backend)
-            kept = [ask(binding, np.full(LARGE, value, np.float32))[0] for value in range(5)]
+            outputs = [ask(binding, np.full(LARGE, value, np.float32))[0] for value in range(5)]
             os.kill(backend.pid, signal.SIGKILL)
             del binding
-        assert [set(np.unique(each).tolist()) for each in kept] == [{2.0 * value} for value in range(5)]
-        kept[0][...] = 7  # the caller owns it
-        assert kept[1][0, 0] == 2.0
+        assert [set(np.unique(each).tolist()) for each in outputs] == [{2.0 * value} for value in range(5)]
+        outputs[0][...] = 7  # the caller owns it
+        assert outputs[1][0, 0] == 2.0
 
     def test_many_runs_reuse_the_slots_of_the_arena(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
@@ -141,16 +141,16 @@ class TestMemory:
         st.lists(st.sampled_from((0, 1, 2)), max_size=4),
     )
     def test_runs_of_any_shapes_in_a_row_have_their_own_answers(
-        self, backend: IsolatedBackend, shapes: list[tuple[int, int]], wanted: list[int]
+        self, backend: IsolatedBackend, shapes: list[tuple[int, int]], more_positions: list[int]
     ) -> None:
         binding = bound(backend)
-        kept = []
+        runs = []
         for number, shape in enumerate(shapes):
             x = np.full(shape, number + 0.5, np.float32)
-            outputs = ask(binding, x, 0, *wanted)
-            assert len(outputs) == 1 + len(wanted)
-            kept.append((x, outputs[0]))
-        for x, y in kept:
+            outputs = ask(binding, x, 0, *more_positions)
+            assert len(outputs) == 1 + len(more_positions)
+            runs.append((x, outputs[0]))
+        for x, y in runs:
             np.testing.assert_array_equal(x * 2, y)
 
 
@@ -353,8 +353,8 @@ class TestStopping:
 
 class TestSerialization:
     @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**32 - 1)))
-    def test_a_run_is_read_as_it_was_written(self, rows: int, wanted: list[int]) -> None:
-        assert read_run(write_run(rows, wanted)) == (rows, tuple(wanted))
+    def test_a_run_is_read_as_it_was_written(self, rows: int, positions: list[int]) -> None:
+        assert read_run(write_run(rows, positions)) == (rows, tuple(positions))
 
     @given(
         st.sampled_from((InferError, OutOfMemory, DeviceLost, RunStopped)),

@@ -29,9 +29,9 @@ class Stock:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
-    made = Stock(tmp_path_factory.mktemp("models"))
-    yield made
-    for backend in made.loaded.values():
+    new_stock = Stock(tmp_path_factory.mktemp("models"))
+    yield new_stock
+    for backend in new_stock.loaded.values():
         backend.close()
 
 

@@ -82,9 +82,9 @@ def play(scene: Callable[[House], Awaitable[None]], *, instances: int = 1, optio
 
     async def main() -> None:
         engine = Engine(asyncio.get_running_loop(), {"faulty": faulty_loader()})
-        said = BatchPolicy(**{"max_batch_rows": 8, "max_queue_delay_us": 2000, **policy})
+        batch_policy = BatchPolicy(**{"max_batch_rows": 8, "max_queue_delay_us": 2000, **policy})
         spec = ModelSpec(
-            "m", 1, Path("/r/m/1/model"), "faulty", policy=said, instances=(InstanceGroup(instances),),
+            "m", 1, Path("/r/m/1/model"), "faulty", policy=batch_policy, instances=(InstanceGroup(instances),),
             options={"width": "4", **(options or {})},
         )  # fmt: skip
         house = House(engine, await engine.load(spec))
@@ -137,9 +137,9 @@ def test_a_request_that_ends_the_worker_fails_alone() -> None:
 def test_two_requests_that_end_the_worker_of_two_instances_fail_alone() -> None:
     async def scene(house: House) -> None:
         values = [1, Fault.DIE, 3, 4, 5, 6, 7, 8, 9, Fault.CRASH, 11, 12, 13, 14, 15, 16]
-        wanted = ["NOT_READY" if isinstance(value, Fault) else "right" for value in values]
+        expected = ["NOT_READY" if isinstance(value, Fault) else "right" for value in values]
 
-        assert await house.ask_together(*values) == wanted
+        assert await house.ask_together(*values) == expected
         assert len(own_workers()) == 1
 
     play(scene, instances=2)
@@ -199,11 +199,11 @@ def test_a_worker_killed_while_idle_is_replaced_before_the_next_request(instance
 def test_requests_wait_and_the_model_stays_ready_while_it_is_reloaded() -> None:
     async def scene(house: House) -> None:
         os.kill(house.backend.pid, signal.SIGSTOP)  # it will not answer before it is found stopped
-        asked = [asyncio.create_task(house.ask(value)) for value in range(4)]
+        calls = [asyncio.create_task(house.ask(value)) for value in range(4)]
         await come(lambda: not house.model.waiting_requests)
         os.kill(house.backend.pid, signal.SIGKILL)
         ready = set()
-        while not all(task.done() for task in asked):
+        while not all(task.done() for task in calls):
             ready.add(house.model.ready)
             await asyncio.sleep(0.001)
 
@@ -238,9 +238,9 @@ def test_the_event_loop_never_waits_for_a_worker(executor: str, monkeypatch: pyt
     threads: set[str] = set()
     run = IsolatedBinding.run
 
-    def noted(binding: IsolatedBinding, wanted: Any) -> list[Any]:
+    def noted(binding: IsolatedBinding, positions: Any) -> list[Any]:
         threads.add(threading.current_thread().name)
-        return run(binding, wanted)
+        return run(binding, positions)
 
     async def scene(house: House) -> None:
         monkeypatch.setattr(IsolatedBinding, "run", noted)

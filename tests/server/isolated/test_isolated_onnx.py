@@ -37,9 +37,9 @@ def ask(live: Live, model: str, shape: list[int], data: list[float]) -> tuple[in
     tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
     connection.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}))
     answer = connection.getresponse()
-    said = json.loads(answer.read())
+    document = json.loads(answer.read())
     connection.close()
-    return answer.status, said["error"] if "error" in said else said["outputs"][0]["data"]
+    return answer.status, document["error"] if "error" in document else document["outputs"][0]["data"]
 
 
 @pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="looks at what the engine's process leaves")

@@ -44,13 +44,15 @@ class Callers:
         while not self.done.is_set():
             number = next(self._numbers)
             values = [float(number), 1.0, 2.0, 3.0]
-            asked = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": values}
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": values}
             self.request_log.begin(str(number), "rows", time.monotonic())
-            connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": [asked]}))
+            connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": [tensor]}))
             answer = connection.getresponse()
-            said: dict[str, Any] = json.loads(answer.read())
-            right = answer.status == 200 and _data(said, "doubled") == [2 * value for value in values]
-            self.request_log.end(str(number), RIGHT if right else WRONG, time.monotonic(), f"{answer.status} {said}")
+            document: dict[str, Any] = json.loads(answer.read())
+            right = answer.status == 200 and _data(document, "doubled") == [2 * value for value in values]
+            self.request_log.end(
+                str(number), RIGHT if right else WRONG, time.monotonic(), f"{answer.status} {document}"
+            )
         connection.close()
 
     @property
@@ -63,8 +65,8 @@ class Callers:
             thread.join(PATIENCE_S)
 
 
-def _data(said: dict[str, Any], name: str) -> Any:
-    return next((output["data"] for output in said.get("outputs", ()) if output["name"] == name), None)
+def _data(document: dict[str, Any], name: str) -> Any:
+    return next((output["data"] for output in document.get("outputs", ()) if output["name"] == name), None)
 
 
 def backend_of(live: Live) -> IsolatedBackend:
@@ -122,7 +124,7 @@ def test_instances_are_added_and_removed_in_one_worker(tmp_path: Path) -> None:
             live.call(look_twice(live.server.control))
             served = callers.right
             until(lambda most=served + 50: callers.right > most)  # type: ignore[misc]
-            until(lambda wanted=count: len(live.server.engine.model("m").instances) == wanted)  # type: ignore[misc]
+            until(lambda expected=count: len(live.server.engine.model("m").instances) == expected)  # type: ignore[misc]
         callers.end()
 
         assert callers.request_log.failures() == []

@@ -39,6 +39,7 @@ class TestLoading:
             assert backend.node_inputs == [Node("x", "float", [None, "width"])]
             assert backend.node_outputs == [Node("y", "float", [None, 4])]
             assert backend.platform == "faulty"
+            assert backend.compiles_each_size
             assert backend.runtime_metadata == {"said": {"of": "it", "deep": [1, None]}}
             assert backend.pid != os.getpid()
 
@@ -77,10 +78,10 @@ class TestLoading:
         assert "/no/such/python" in error.message
 
     def test_the_interpreter_is_requested_with_the_worker_options(self, tmp_path: Path) -> None:
-        asked: list[tuple[WorkerSpec, str]] = []
+        calls: list[tuple[WorkerSpec, str]] = []
 
         def interpreters(spec: WorkerSpec, label: str) -> str:
-            asked.append((spec, label))
+            calls.append((spec, label))
             return sys.executable
 
         options = {
@@ -92,7 +93,7 @@ class TestLoading:
         limit_s = backend.limit_s
         backend.close()
 
-        assert asked == [(WorkerSpec("python3", Path("/a/requirements.txt"), timeout_s=2.0), "model 'faulty'")]
+        assert calls == [(WorkerSpec("python3", Path("/a/requirements.txt"), timeout_s=2.0), "model 'faulty'")]
         assert limit_s == 2.0
 
     def test_the_output_of_the_runtime_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -115,15 +116,15 @@ class TestLoading:
         def watched() -> bool:
             return any(thread.name == "isolated" for thread in threading.enumerate())
 
-        seen = [watched()]
+        running = [watched()]
         backends = [loader(PATH, "cpu", {}) for _ in range(2)]
         for backend in backends:
-            seen.append(watched())
+            running.append(watched())
             backend.close()
-        seen.append(watched())
+        running.append(watched())
         loader(PATH, "cpu", {}).close()
 
-        assert seen == [False, True, True, False]
+        assert running == [False, True, True, False]
 
     def test_models_can_be_loaded_on_several_threads_in_parallel(self) -> None:
         loader = faulty_loader()
@@ -143,13 +144,13 @@ class TestLoading:
         os.sched_setaffinity(0, {min(allowed)})
         try:
             with faulty() as backend:
-                kept = os.sched_getaffinity(backend.pid)
+                affinity = os.sched_getaffinity(backend.pid)
         finally:
             os.sched_setaffinity(0, allowed)
         with faulty() as backend:
             free = os.sched_getaffinity(backend.pid)
 
-        assert (kept, free) == ({min(allowed)}, allowed)
+        assert (affinity, free) == ({min(allowed)}, allowed)
 
 
 class TestLoaders:
@@ -206,12 +207,12 @@ class TestOptions:
     def test_a_signature_is_serialized_completely(self) -> None:
         import json
 
-        whole = Signature(
+        signature = Signature(
             (TensorSpec("a", "FP32", (-1, 2), True, ("n", ""), (2, 1), ragged=True, is_shape=True),),
             (TensorSpec("b", "BYTES", ()),),
             batched=True,
         )
-        written, capacity_rows = json.loads(write_binding(whole, 7))
+        written, capacity_rows = json.loads(write_binding(signature, 7))
 
-        assert (read_signature(written), capacity_rows) == (whole, 7)
+        assert (read_signature(written), capacity_rows) == (signature, 7)
         assert read_signature(written).inputs[0].axes == ("n", "")

@@ -109,7 +109,7 @@ class Stage:
         self._replies: dict[int, tuple[int, bytes, list[Any]]] = {}
         self.messages: list[WorkerMessage] = []
         self.calls: list[tuple[Json, list[Any]]] = []
-        self.on_call: Answers = lambda said, arrays: [(answer(["OUT"]), arrays)]
+        self.on_call: Answers = lambda head, arrays: [(answer(["OUT"]), arrays)]
         self.on_control = on_control
         try:
             self.opened = self.reply(self.begin(OPEN, {}))[0]
@@ -117,9 +117,9 @@ class Stage:
             self.close()
             raise
 
-    def begin(self, kind: int, said: Json, arrays: Sequence[Any] = ()) -> int:
+    def begin(self, kind: int, head: Json, arrays: Sequence[Any] = ()) -> int:
         self._number += 1
-        self.server_channel.send(kind, self._number, json.dumps(said).encode(), list(arrays))
+        self.server_channel.send(kind, self._number, json.dumps(head).encode(), list(arrays))
         return self._number
 
     def reply(self, number: int) -> tuple[Json, list[Any]]:
@@ -142,30 +142,30 @@ class Stage:
         if kind in {REPLY, ERROR}:
             self._replies[number] = (kind, body, arrays)
             return
-        said = json.loads(body)
+        head = json.loads(body)
         if kind == CALL:
-            self.calls.append((said, arrays))
-            for answered, tensors in self.on_call(said, arrays):
+            self.calls.append((head, arrays))
+            for answered, tensors in self.on_call(head, arrays):
                 self.server_channel.send(CALL_ANSWER, number, json.dumps(answered).encode(), tensors)
         elif kind == CONTROL:
-            self.server_channel.send(CONTROL_RESULT, number, json.dumps(self.on_control(said, arrays)).encode())
+            self.server_channel.send(CONTROL_RESULT, number, json.dumps(self.on_control(head, arrays)).encode())
         else:
-            self.messages.append((kind, number, said, arrays))
+            self.messages.append((kind, number, head, arrays))
 
-    def request(self, number: int = 1, inputs: Sequence[str] = (), **said: Any) -> Json:
+    def request(self, number: int = 1, inputs: Sequence[str] = (), **members: Any) -> Json:
         return {
             "id": "", "number": number, "inputs": list(inputs), "outputs": [], "correlation": 0, "flags": 0,
-            "timeout_us": 0, "priority": 0, "parameters": {}, **said,
+            "timeout_us": 0, "priority": 0, "parameters": {}, **members,
         }  # fmt: skip
 
     def execute(self, requests: Sequence[Json], arrays: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
-        said, given = self.reply(self.begin(EXECUTE, {"requests": list(requests)}, arrays))
-        return said["answers"], given
+        head, output_arrays = self.reply(self.begin(EXECUTE, {"requests": list(requests)}, arrays))
+        return head["answers"], output_arrays
 
-    def execute_one(self, tensors: dict[str, Any] | None = None, **said: Any) -> tuple[Any, list[Any]]:
+    def execute_one(self, tensors: dict[str, Any] | None = None, **members: Any) -> tuple[Any, list[Any]]:
         """Execute one request, and return its answer."""
         tensors = tensors or {}
-        answers, arrays = self.execute([self.request(1, list(tensors), **said)], list(tensors.values()))
+        answers, arrays = self.execute([self.request(1, list(tensors), **members)], list(tensors.values()))
         return answers[0], arrays
 
     def cancel(self, number: int) -> None:
@@ -175,13 +175,13 @@ class Stage:
         """Wait for the last answer that is sent to a request, and return all of them."""
 
         def answers() -> list[tuple[Json, list[Any]]]:
-            return [(said, arrays) for kind, to, said, arrays in self.messages if kind == ANSWER and to == number]
+            return [(head, arrays) for kind, to, head, arrays in self.messages if kind == ANSWER and to == number]
 
-        self.until(lambda: any(said["final"] for said, _ in answers()))
+        self.until(lambda: any(head["final"] for head, _ in answers()))
         return answers()
 
     def bodies_of(self, kind: int) -> list[Json]:
-        return [said for what, _, said, _ in self.messages if what == kind]
+        return [head for what, _, head, _ in self.messages if what == kind]
 
     def finalize(self) -> None:
         self.reply(self.begin(CLOSE, {}))

@@ -222,10 +222,10 @@ def test_waiting_requests_fail_with_the_reason_when_a_worker_cannot_restart(tmp_
 def test_the_server_exits_while_a_model_hangs(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE)
     before = left_behind()
-    asked = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [-1]}]}
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [-1]}]}
     with ThreadPoolExecutor(1) as pool:
         with live_server(tmp_path, exit_timeout_secs=1) as live:
-            hangs = pool.submit(httpx.post, f"{live.url}/v2/models/triple/infer", json=asked, timeout=GUARD_S)
+            hangs = pool.submit(httpx.post, f"{live.url}/v2/models/triple/infer", json=body, timeout=GUARD_S)
             wait_until(lambda: live.server.engine.inflight == 1)
         assert hangs.result().status_code == 503
 
@@ -256,10 +256,10 @@ def test_a_worker_that_dies_before_a_deferred_answer_fails_the_request(tmp_path:
 
     with live_server(tmp_path) as live, ThreadPoolExecutor(1) as pool:
         body = {"id": str(fifo), "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}]}
-        asked = pool.submit(httpx.post, f"{live.url}/v2/models/leaving/infer", json=body, timeout=10)
+        future = pool.submit(httpx.post, f"{live.url}/v2/models/leaving/infer", json=body, timeout=10)
         with fifo.open("w") as begun:  # opens once the model has the request
             live.call(let_it_end_while_the_loop_is_held(begun))
-        assert asked.result().status_code == 503
+        assert future.result().status_code == 503
 
 
 def test_a_killed_worker_ends_its_streams_with_an_error(tmp_path: Path) -> None:

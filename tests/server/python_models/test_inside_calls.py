@@ -12,9 +12,9 @@ from penstock.server.python_models.messages import CANCEL_CALL, EXECUTE, LOG, ME
 from tests.server.python_models.inside_stage import Open, answer, floats
 
 
-def streaming(said: dict[str, Any], arrays: list[Any]) -> Any:
+def streaming(head: dict[str, Any], arrays: list[Any]) -> Any:
     """Answer a decoupled call with each element and then the final mark alone; answer any other call at once."""
-    if not said["decoupled"]:
+    if not head["decoupled"]:
         return [(answer(["OUT"]), arrays)]
     each = [(answer(["OUT"], final=False), [array[None]]) for array in arrays[0]]
     return [*each, (answer(), [])]
@@ -29,8 +29,8 @@ def test_a_model_calls_another_model_synchronously(opened: Open) -> None:
     )
 
     assert arrays[0].tolist() == [1, 2]
-    ((said, _),) = stage.calls
-    assert said == {
+    ((call, _),) = stage.calls
+    assert call == {
         "model": "m", "version": "", "decoupled": False, "trace": 1,
         "request": {
             "id": "a", "number": 0, "inputs": ["IN"], "outputs": ["OUT"], "correlation": "s", "flags": 1,
@@ -59,7 +59,7 @@ def test_answers_of_a_decoupled_call_can_be_iterated_twice(opened: Open) -> None
 
 def test_dropping_the_response_iterator_cancels_the_call(opened: Open) -> None:
     stage = opened("caller")
-    stage.on_call = lambda said, arrays: [(answer(["OUT"], final=False), arrays)]
+    stage.on_call = lambda head, arrays: [(answer(["OUT"], final=False), arrays)]
 
     _, arrays = stage.execute_one({"IN": floats(7)}, parameters={"do": "first_only", "model": "m"})
     gc.collect()
@@ -79,7 +79,7 @@ def test_several_calls_can_be_awaited_together(opened: Open) -> None:
 
 def test_cancelling_an_awaited_call_cancels_it_at_the_server(opened: Open) -> None:
     stage = opened("caller")
-    stage.on_call = lambda said, arrays: []
+    stage.on_call = lambda head, arrays: []
 
     number = stage.begin(EXECUTE, {"requests": [stage.request(parameters={"do": "given_up", "model": "m"})]})
     stage.until(lambda: bool(stage.bodies_of(CANCEL_CALL)))
@@ -93,58 +93,58 @@ def test_an_execute_coroutine_can_await_calls(opened: Open) -> None:
     answers, arrays = stage.execute([stage.request(1, ["IN"]), stage.request(2, ["IN"])], [floats(1), floats(5)])
 
     assert [array.tolist() for array in arrays] == [[3], [15]]
-    assert [said["error"] for said in answers] == [None, None]
+    assert [reply["error"] for reply in answers] == [None, None]
 
 
 @pytest.mark.parametrize("do", ["exec", "streamed", "gathered"])
 def test_the_caller_receives_the_error_and_code_of_a_called_model(opened: Open, do: str) -> None:
     stage = opened("caller")
-    stage.on_call = lambda said, arrays: [(answer(error={"code": "NOT_FOUND", "message": "no model 'm'"}), [])]
+    stage.on_call = lambda head, arrays: [(answer(error={"code": "NOT_FOUND", "message": "no model 'm'"}), [])]
 
-    said, _ = stage.execute_one({"IN": floats(1)}, parameters={"do": do, "model": "m"})
+    head, _ = stage.execute_one({"IN": floats(1)}, parameters={"do": do, "model": "m"})
 
-    assert said["error"] == {"code": "NOT_FOUND", "message": "called: no model 'm'"}
+    assert head["error"] == {"code": "NOT_FOUND", "message": "called: no model 'm'"}
 
 
 def test_a_call_in_initialize_is_rejected(opened: Open) -> None:
-    said, _ = opened("caller").execute_one(parameters={"do": "early", "model": "m"})
+    reply, _ = opened("caller").execute_one(parameters={"do": "early", "model": "m"})
 
-    assert said["error"]["message"] == "BLS is only supported during the 'execute' function."
+    assert reply["error"]["message"] == "BLS is only supported during the 'execute' function."
 
 
 def test_a_model_can_load_unload_and_query_other_models(opened: Open) -> None:
-    asked: list[tuple[dict[str, Any], list[Any]]] = []
+    calls: list[tuple[dict[str, Any], list[Any]]] = []
 
-    def control(said: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
-        asked.append((said, [array.tobytes() for array in arrays]))
-        return {"error": None, "result": said["do"] == "ready" and said["model"] == "m"}
+    def control(head: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
+        calls.append((head, [array.tobytes() for array in arrays]))
+        return {"error": None, "result": head["do"] == "ready" and head["model"] == "m"}
 
     stage = opened("loader", on_control=control)
 
     _, loaded = stage.execute_one(parameters={"do": "load", "model": "m", "config": "{}"})
     stage.execute_one(parameters={"do": "unload", "model": "n"})
 
-    said = {"version": "", "config": "", "files": [], "dependents": False}
+    load_call = {"version": "", "config": "", "files": [], "dependents": False}
     assert loaded[0].tolist() == [False, True]
-    assert asked == [
-        (said | {"do": "ready", "model": "other", "version": "1"}, []),
-        (said | {"do": "load", "model": "m", "config": "{}", "files": ["file:1/weights"]}, [b"123"]),
-        (said | {"do": "ready", "model": "m"}, []),
-        (said | {"do": "unload", "model": "n", "dependents": True}, []),
-        (said | {"do": "ready", "model": "n"}, []),
+    assert calls == [
+        (load_call | {"do": "ready", "model": "other", "version": "1"}, []),
+        (load_call | {"do": "load", "model": "m", "config": "{}", "files": ["file:1/weights"]}, [b"123"]),
+        (load_call | {"do": "ready", "model": "m"}, []),
+        (load_call | {"do": "unload", "model": "n", "dependents": True}, []),
+        (load_call | {"do": "ready", "model": "n"}, []),
     ]
 
 
 def test_a_failed_load_raises_the_servers_message(opened: Open) -> None:
     stage = opened("loader")
-    stage.on_control = lambda said, arrays: {
+    stage.on_control = lambda head, arrays: {
         "error": {"code": "NOT_FOUND", "message": "no such model"},
         "result": False,
     }
 
-    said, _ = stage.execute_one(parameters={"do": "load", "model": "m"})
+    head, _ = stage.execute_one(parameters={"do": "load", "model": "m"})
 
-    assert "TritonModelException: no such model\n\nAt:\n" in said["error"]["message"]
+    assert "TritonModelException: no such model\n\nAt:\n" in head["error"]["message"]
 
 
 def test_metric_changes_are_sent_and_their_values_can_be_read(opened: Open) -> None:
@@ -155,8 +155,8 @@ def test_metric_changes_are_sent_and_their_values_can_be_read(opened: Open) -> N
 
     assert arrays[0].tolist() == [1, 2]
     assert again[0].tolist() == [2, 0]
-    told = [(said["family"], said["do"], said["value"]) for said in stage.bodies_of(METRIC)]
-    assert told[:7] == [
+    changes = [(change["family"], change["do"], change["value"]) for change in stage.bodies_of(METRIC)]
+    assert changes[:7] == [
         ("requests_seen", "make", 0), ("request_size", "make", 0), ("latest_size", "make", 0),
         ("requests_seen", "increment", 1), ("request_size", "observe", 3), ("latest_size", "set", 3),
         ("latest_size", "increment", -1),

@@ -52,10 +52,10 @@ def test_a_traceback_from_user_code_is_logged_as_the_exception_text(
 ) -> None:
     file = tmp_path / "model.py"
     file.write_text("raise RuntimeError('none found')\n")
-    said = {"level": "error", "file": str(file), "line": 1, "message": traceback_text(failure(file))}
+    log_record = {"level": "error", "file": str(file), "line": 1, "message": traceback_text(failure(file))}
     nobody: Any = None
 
-    Upcalls(nobody, {"model": "m"}, nobody).on_message(LOG, 0, json.dumps(said).encode(), [])
+    Upcalls(nobody, {"model": "m"}, nobody).on_message(LOG, 0, json.dumps(log_record).encode(), [])
 
     (record,) = caplog.records
     assert record.getMessage() == f"{file}:1: RuntimeError: none found"

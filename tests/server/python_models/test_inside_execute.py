@@ -40,17 +40,17 @@ def test_a_batch_is_answered_in_order(opened: Open) -> None:
 
     answers, arrays = stage.execute(requests, [floats(1, 2), floats(3, 4), floats(5), floats(6)])
 
-    assert [said["outputs"] for said in answers] == [["OUTPUT0", "OUTPUT1"]] * 2
-    assert [said["final"] for said in answers] == [True, True]
+    assert [answer["outputs"] for answer in answers] == [["OUTPUT0", "OUTPUT1"]] * 2
+    assert [answer["final"] for answer in answers] == [True, True]
     assert [array.tolist() for array in arrays] == [[4, 6], [-2, -2], [11], [-1]]
 
 
 def test_only_requested_outputs_are_sent(opened: Open) -> None:
     stage = opened("add_sub", {"output": [out("OUTPUT0"), out("OUTPUT1")]})
 
-    said, arrays = stage.execute_one({"INPUT0": floats(1), "INPUT1": floats(3)}, outputs=["OUTPUT1"])
+    reply, arrays = stage.execute_one({"INPUT0": floats(1), "INPUT1": floats(3)}, outputs=["OUTPUT1"])
 
-    assert said["outputs"] == ["OUTPUT1"]
+    assert reply["outputs"] == ["OUTPUT1"]
     assert arrays[0].tolist() == [-2]
 
 
@@ -78,14 +78,14 @@ def test_tensors_are_returned_unchanged(opened: Open, array: Any) -> None:
 def test_the_model_can_read_all_properties_of_a_request(opened: Open) -> None:
     stage = opened("telling", {"output": [out("SEEN"), out("OTHER")]})
 
-    said, arrays = stage.execute_one(
+    reply, arrays = stage.execute_one(
         {"IN": floats(1, 2), "TEXT": np.array([[b"a"]], np.object_)}, id="of mine", correlation="seq-1", flags=3,
         timeout_us=5000, parameters={"a": 1, "b": True, "c": "x"},
     )  # fmt: skip
-    seen = json.loads(arrays[0][0])
+    properties = json.loads(arrays[0][0])
 
-    assert said["parameters"] == {"seen": True, "count": 1}
-    assert seen == {
+    assert reply["parameters"] == {"seen": True, "count": 1}
+    assert properties == {
         "id": "of mine", "correlation": "seq-1", "flags": 3, "start": True, "end": True, "timeout": 5000,
         "parameters": {"a": 1, "b": True, "c": "x"}, "outputs": ["OTHER", "SEEN"], "cancelled": False, "trace": None,
         "inputs": [["IN", 11, [2], True], ["TEXT", 13, [1, 1], True]], "dir": str(MODELS / "telling" / "1"),
@@ -135,8 +135,8 @@ def test_an_error_in_execute_answers_the_whole_batch_with_tritons_text(opened: O
     answers, _ = stage.execute([stage.request(number, parameters={"do": do}) for number in (1, 2)])
 
     file = MODELS / "wrong" / "1" / "model.py"
-    whole = "Failed to process the request(s) for model 'wrong_0_0', message: " + text.format(file=file)
-    assert [said["error"] for said in answers] == [{"code": "INTERNAL", "message": whole}] * 2
+    message = "Failed to process the request(s) for model 'wrong_0_0', message: " + text.format(file=file)
+    assert [reply["error"] for reply in answers] == [{"code": "INTERNAL", "message": message}] * 2
     assert stage.execute([stage.request(3)])[0][0]["error"] is None
     assert "Failed to process" in stage.bodies_of(LOG)[0]["message"]
 
@@ -151,7 +151,7 @@ def test_an_error_response_has_its_own_code_and_affects_one_request(opened: Open
 
     answers, _ = stage.execute([stage.request(number, parameters={"do": name}) for number, name in enumerate(codes)])
 
-    assert [said["error"] and said["error"]["code"] for said in answers] == [
+    assert [reply["error"] and reply["error"]["code"] for reply in answers] == [
         code and code.name for code in codes.values()
     ]
     assert answers[2]["error"]["message"] == "no NOT_FOUND"
@@ -256,6 +256,6 @@ def test_a_completion_that_contradicts_the_configuration_is_rejected() -> None:
 def test_a_bf16_input_cannot_be_read_as_numpy(opened: Open) -> None:
     stage = opened("identity", {"input": [{"name": "IN", "data_type": "TYPE_BF16", "dims": [2]}]})
 
-    said, _ = stage.execute_one({"IN": np.array([0x3F80, 0], np.uint16)})
+    reply, _ = stage.execute_one({"IN": np.array([0x3F80, 0], np.uint16)})
 
-    assert "Tensor dtype is BF16 and cannot be converted to NumPy." in said["error"]["message"]
+    assert "Tensor dtype is BF16 and cannot be converted to NumPy." in reply["error"]["message"]

@@ -114,10 +114,10 @@ def test_a_tensor_requires_a_name_and_a_numpy_array(pb_utils: Any) -> None:
 def test_dlpack_shares_the_memory_of_a_tensor(pb_utils: Any, kind: str) -> None:
     tensor = pb_utils.Tensor("x", np.ones((2, 2), kind))
 
-    taken = np.from_dlpack(tensor)
+    array = np.from_dlpack(tensor)
     back = pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack())
 
-    assert taken.ctypes.data == tensor.as_numpy().ctypes.data == back.as_numpy().ctypes.data
+    assert array.ctypes.data == tensor.as_numpy().ctypes.data == back.as_numpy().ctypes.data
     assert (back.name(), back.triton_dtype()) == ("y", tensor.triton_dtype())
     assert tensor.__dlpack_device__() == (1, 0)
     assert pb_utils.Tensor.from_dlpack("z", np.ones(3)).shape() == [3]
@@ -197,8 +197,8 @@ def test_an_integer_parameter_beyond_64_bits_is_rejected(pb_utils: Any, number: 
     with pytest.raises(pb_utils.TritonModelException, match="int to fit 64 bits, 'big' does not"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], parameters={"big": number})
 
-    kept = {"most": (1 << 63) - 1, "least": -(1 << 63), "yes": True}
-    assert pb_utils.InferenceResponse(parameters=kept).parameters() == json.dumps(kept)
+    parameters = {"most": (1 << 63) - 1, "least": -(1 << 63), "yes": True}
+    assert pb_utils.InferenceResponse(parameters=parameters).parameters() == json.dumps(parameters)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ def test_an_invalid_request_is_rejected(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Correlation ID must be integer or string"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], correlation_id=1.5)
     for missing in ("inputs", "requested_output_names", "model_name", "request_id"):
-        given = {"inputs": [], "requested_output_names": [], "model_name": "m", "request_id": "i"} | {missing: None}
+        arguments = {"inputs": [], "requested_output_names": [], "model_name": "m", "request_id": "i"} | {missing: None}
         with pytest.raises(TypeError, match="must be given"):
-            pb_utils.InferenceRequest(**given)
+            pb_utils.InferenceRequest(**arguments)
     with pytest.raises(TypeError, match="requested_output_names"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[None], inputs=[])
     with pytest.raises(pb_utils.TritonModelException, match="Requested output name for request with id 'i'"):

@@ -24,10 +24,10 @@ def test_a_decoupled_model_sends_answers_from_its_thread_until_the_final_flag(op
     answers, _ = stage.execute([stage.request(5, ["IN"]), stage.request(6, ["IN"])], [ints(4, 2), ints()])
 
     assert answers == [None, None]
-    told = stage.answers_to(5)
-    assert [[array.tolist() for array in arrays] for _, arrays in told] == [[[4], [0]], [[2], [1]], []]
-    assert [said["final"] for said, _ in told] == [False, False, True]
-    assert [said["outputs"] for said, _ in stage.answers_to(6)] == [None]
+    messages = stage.answers_to(5)
+    assert [[array.tolist() for array in arrays] for _, arrays in messages] == [[[4], [0]], [[2], [1]], []]
+    assert [answer["final"] for answer, _ in messages] == [False, False, True]
+    assert [answer["outputs"] for answer, _ in stage.answers_to(6)] == [None]
 
 
 @pytest.mark.parametrize("kind", [RESUME, CANCEL])
@@ -48,7 +48,10 @@ def test_an_async_decoupled_model_answers_after_execute_returns(opened: Open) ->
 
     assert stage.execute_one({"IN": ints(2)})[0] is None
 
-    assert [(said["final"], arrays[0].tolist()) for said, arrays in stage.answers_to(1)] == [(False, [2]), (True, [2])]
+    assert [(answer["final"], arrays[0].tolist()) for answer, arrays in stage.answers_to(1)] == [
+        (False, [2]),
+        (True, [2]),
+    ]
 
 
 def test_an_exception_in_an_async_decoupled_model_is_the_last_answer(opened: Open) -> None:
@@ -56,32 +59,34 @@ def test_an_exception_in_an_async_decoupled_model_is_the_last_answer(opened: Ope
 
     stage.execute_one({"IN": ints(1001)})
 
-    ((said, _),) = stage.answers_to(1)
-    assert "message: ValueError: too many" in said["error"]["message"]
+    ((answer, _),) = stage.answers_to(1)
+    assert "message: ValueError: too many" in answer["error"]["message"]
     stage.until(lambda: bool(stage.bodies_of(LOG)))
 
 
 @pytest.mark.parametrize(
-    ("do", "said"),
+    ("do", "message"),
     [("exit", "SystemExit: bye"), ("cancel", "CancelledError: "), ("stop", ""), ("exit in a task", "")],
 )
-def test_a_coroutine_that_stops_the_event_loop_fails_only_its_own_request(opened: Open, do: str, said: str) -> None:
+def test_a_coroutine_that_stops_the_event_loop_fails_only_its_own_request(opened: Open, do: str, message: str) -> None:
     stage = opened("async_ending")
 
     ended, _ = stage.execute_one(parameters={"do": do})
 
-    assert (f"message: {said}" in ended["error"]["message"]) if said else (ended["error"] is None)
+    assert (f"message: {message}" in ended["error"]["message"]) if message else (ended["error"] is None)
     assert stage.execute_one(parameters={"do": "nothing"})[0]["error"] is None
 
 
-@pytest.mark.parametrize(("do", "said"), [("exit", "SystemExit: bye"), ("cancel", "CancelledError: ")])
-def test_a_decoupled_coroutine_that_stops_the_event_loop_gets_a_last_answer(opened: Open, do: str, said: str) -> None:
+@pytest.mark.parametrize(("do", "message"), [("exit", "SystemExit: bye"), ("cancel", "CancelledError: ")])
+def test_a_decoupled_coroutine_that_stops_the_event_loop_gets_a_last_answer(
+    opened: Open, do: str, message: str
+) -> None:
     stage = opened("async_ending", DECOUPLED)
 
     stage.execute_one(parameters={"do": do})
 
     ((ended, _),) = stage.answers_to(1)
-    assert f"message: {said}" in ended["error"]["message"]
+    assert f"message: {message}" in ended["error"]["message"]
 
 
 def test_a_request_dropped_by_a_decoupled_model_is_answered_with_an_error(opened: Open) -> None:
@@ -90,14 +95,14 @@ def test_a_request_dropped_by_a_decoupled_model_is_answered_with_an_error(opened
     stage.execute_one({"IN": ints(-1)})
     gc.collect()
 
-    ((said, _),) = stage.answers_to(1)
-    assert said["error"]["message"] == "The model dropped the request without sending a final response."
+    ((answer, _),) = stage.answers_to(1)
+    assert answer["error"]["message"] == "The model dropped the request without sending a final response."
 
 
 def test_a_decoupled_model_must_return_none(opened: Open) -> None:
-    said, _ = opened("identity", DECOUPLED).execute_one({"IN": ints(1)})
+    answer, _ = opened("identity", DECOUPLED).execute_one({"IN": ints(1)})
 
-    assert said["error"]["message"].endswith(
+    assert answer["error"]["message"].endswith(
         "Python model 'identity_0_0' is using the decoupled mode and the execute function must return None."
     )
 
@@ -109,9 +114,9 @@ def test_a_model_can_answer_through_the_response_sender(opened: Open, do: str) -
     answer, _ = stage.execute_one(parameters={"do": do})
 
     assert answer is None
-    told = stage.answers_to(1)
-    assert told[0][1][0].tolist() == [do.encode()]
-    assert told[-1][0]["final"]
+    answers = stage.answers_to(1)
+    assert answers[0][1][0].tolist() == [do.encode()]
+    assert answers[-1][0]["final"]
 
 
 def test_a_model_can_return_its_answer_after_getting_the_response_sender(opened: Open) -> None:
@@ -141,7 +146,7 @@ def test_a_request_cannot_be_answered_twice(opened: Open) -> None:
     answer, _ = stage.execute_one(parameters={"do": "send and return"})
 
     assert answer is None
-    assert [said["final"] for said, _ in stage.answers_to(1)] == [True]
+    assert [message["final"] for message, _ in stage.answers_to(1)] == [True]
     assert "cannot send more than one response" in stage.bodies_of(LOG)[0]["message"]
 
 

@@ -24,10 +24,10 @@ def order(name: str, **config: Any) -> Order:
     return Order("penstock.server.python_models.inside.service", settings_of(name, config), f"model '{name}'")
 
 
-def request(number: int, **said: Any) -> dict[str, Any]:
+def request(number: int, **members: Any) -> dict[str, Any]:
     return {
         "id": "", "number": number, "inputs": ["IN"], "outputs": [], "correlation": 0, "flags": 0, "timeout_us": 0,
-        "priority": 0, "parameters": {}, **said,
+        "priority": 0, "parameters": {}, **members,
     }  # fmt: skip
 
 
@@ -44,15 +44,15 @@ async def ended(worker: Worker) -> None:
 
 def test_a_model_calls_another_model_during_execute() -> None:
     async def scene() -> None:
-        def said(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+        def on_message(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
             if kind == CALL:
                 worker.send_message(CALL_ANSWER, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
 
-        worker = Worker(order("caller"), on_message=said)
+        worker = Worker(order("caller"), on_message=on_message)
         await worker.ready
-        asked = request(1, parameters={"do": "exec", "model": "m"})
+        exec_request = request(1, parameters={"do": "exec", "model": "m"})
 
-        _, arrays = await worker.call(EXECUTE, body(asked), [floats(1, 2)])
+        _, arrays = await worker.call(EXECUTE, body(exec_request), [floats(1, 2)])
 
         assert arrays[0] is not None
         assert arrays[0].tolist() == [2, 4]
@@ -63,22 +63,22 @@ def test_a_model_calls_another_model_during_execute() -> None:
 
 def test_a_decoupled_model_answers_after_execute_returns() -> None:
     async def scene() -> None:
-        whole: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
         values: list[float] = []
 
-        def said(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+        def on_message(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
             if kind == ANSWER and arrays:
                 values.append(arrays[0].tolist()[0])
             if kind == ANSWER and json.loads(body)["final"]:
-                whole.set_result(values)
+                result.set_result(values)
 
-        worker = Worker(order("repeat", model_transaction_policy={"decoupled": True}), on_message=said)
+        worker = Worker(order("repeat", model_transaction_policy={"decoupled": True}), on_message=on_message)
         await worker.ready
 
         replied, _ = await worker.call(EXECUTE, body(request(1)), [floats(*range(100))])
 
         assert json.loads(replied) == {"answers": [None]}
-        assert await whole == list(range(100))
+        assert await result == list(range(100))
         await ended(worker)
 
     asyncio.run(asyncio.wait_for(scene(), GUARD_S))
@@ -89,8 +89,8 @@ def test_the_shared_memory_of_a_request_is_freed_when_it_is_answered() -> None:
         worker = Worker(order("identity"))
         await worker.ready
         for number in range(20):
-            asked = request(number), request(100 + number)
-            _, arrays = await worker.call(EXECUTE, body(*asked), [np.zeros(300_000, np.float32)] * 2)
+            requests = request(number), request(100 + number)
+            _, arrays = await worker.call(EXECUTE, body(*requests), [np.zeros(300_000, np.float32)] * 2)
             assert [array is not None and array.size for array in arrays] == [300_000, 300_000]
         await worker.call(PING)
 

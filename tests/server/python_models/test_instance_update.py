@@ -104,16 +104,16 @@ class Stage:
         return len(file.read_text()) if file.exists() else 0
 
     def step(self, sequence: int, *, start: bool = False, end: bool = False) -> bool:
-        given = triton_grpc.InferInput("x", [1, 2], "FP32")
-        given.set_data_from_numpy(np.array([[1, 2]], np.float32))
-        answer = self.client.infer("m", [given], sequence_id=sequence, sequence_start=start, sequence_end=end)
+        tensor = triton_grpc.InferInput("x", [1, 2], "FP32")
+        tensor.set_data_from_numpy(np.array([[1, 2]], np.float32))
+        answer = self.client.infer("m", [tensor], sequence_id=sequence, sequence_start=start, sequence_end=end)
         return bool(answer.as_numpy("y").tolist() == [[1, 2]])
 
     def ask(self) -> bool:
-        given = triton_grpc.InferInput("x", [1, 2], "FP32")
-        given.set_data_from_numpy(np.array([[1, 2]], np.float32))
+        tensor = triton_grpc.InferInput("x", [1, 2], "FP32")
+        tensor.set_data_from_numpy(np.array([[1, 2]], np.float32))
         with triton_grpc.InferenceServerClient(self.live.grpc_address) as client:
-            return bool(client.infer("m", [given]).as_numpy("y").tolist() == [[1, 2]])
+            return bool(client.infer("m", [tensor]).as_numpy("y").tolist() == [[1, 2]])
 
     def unload(self) -> None:
         self.client.unload_model("m")
@@ -127,9 +127,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     notes.mkdir()
     server = live_server(root, model_control_mode="explicit", rate_limit="execution_count")
     with server as live, triton_grpc.InferenceServerClient(live.grpc_address) as client:
-        made = Stage(live, client, root, notes)
-        made.says(cpu(1))
-        yield made
+        new_stage = Stage(live, client, root, notes)
+        new_stage.says(cpu(1))
+        yield new_stage
         for gate in notes.glob("no_*"):
             gate.unlink()
 
@@ -259,16 +259,16 @@ def test_concurrent_loads_run_in_order_and_lose_no_requests(stage: Stage) -> Non
     stage.load(cpu(2))
     stop = threading.Event()
 
-    def ask_on() -> int:
-        asked = 0
+    def ask_repeatedly() -> int:
+        count = 0
         while not stop.is_set():
             assert stage.ask()
-            asked += 1
-        return asked
+            count += 1
+        return count
 
     with ThreadPoolExecutor() as pool, ExitStack() as at_last:
         at_last.callback(stop.set)
-        asking = [pool.submit(ask_on) for _ in range(3)]
+        asking = [pool.submit(ask_repeatedly) for _ in range(3)]
         for counts in ((1, 3), (2, 4), (1, 2)):
             loads = []
             for count in counts:

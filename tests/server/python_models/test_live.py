@@ -100,7 +100,7 @@ class TritonPythonModel:
             flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
         )
 """
-SEEN = """
+PROPERTIES = """
 import json
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -225,12 +225,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "batching", ECHO, ONE + "dynamic_batching { max_queue_delay_microseconds: 200000 }")
     write_model(root, "repeat", REPEAT, REPEAT_CONFIG)
     write_model(root, "later", LATER, ONE)
-    write_model(root, "seen", SEEN, SEEN_CONFIG)
-    write_model(root, "short", SEEN, SEEN_CONFIG + SHORT)
-    write_model(root, "sequence", SEEN, SEEN_CONFIG + SEQUENCE)
-    write_model(root, "direct", SEEN, SEEN_CONFIG + SEQUENCE.replace("oldest {}", "direct {}"))
-    write_model(root, "pinned", SEEN, SEEN_CONFIG + SEQUENCE + "instance_group [ { count: 2 kind: KIND_CPU } ]")
-    write_model(root, "ragged", SEEN, RAGGED + SEQUENCE.replace("oldest {}", FULL))
+    write_model(root, "seen", PROPERTIES, SEEN_CONFIG)
+    write_model(root, "short", PROPERTIES, SEEN_CONFIG + SHORT)
+    write_model(root, "sequence", PROPERTIES, SEEN_CONFIG + SEQUENCE)
+    write_model(root, "direct", PROPERTIES, SEEN_CONFIG + SEQUENCE.replace("oldest {}", "direct {}"))
+    write_model(root, "pinned", PROPERTIES, SEEN_CONFIG + SEQUENCE + "instance_group [ { count: 2 kind: KIND_CPU } ]")
+    write_model(root, "ragged", PROPERTIES, RAGGED + SEQUENCE.replace("oldest {}", FULL))
     write_model(root, "completes", COMPLETES)
     write_model(root, "caller", CALLER, ONE)
     write_model(root, "counting", METRIC, ONE)
@@ -242,21 +242,21 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def x(*values: float) -> list[Any]:
-    given = triton_http.InferInput("x", [1, len(values)], "FP32")
-    given.set_data_from_numpy(np.array([values], np.float32))
-    return [given]
+    tensor = triton_http.InferInput("x", [1, len(values)], "FP32")
+    tensor.set_data_from_numpy(np.array([values], np.float32))
+    return [tensor]
 
 
 def grpc_x(values: list[float], shape: list[int]) -> list[Any]:
-    given = triton_grpc.InferInput("x", shape, "FP32")
-    given.set_data_from_numpy(np.array(values, np.float32).reshape(shape))
-    return [given]
+    tensor = triton_grpc.InferInput("x", shape, "FP32")
+    tensor.set_data_from_numpy(np.array(values, np.float32).reshape(shape))
+    return [tensor]
 
 
-def seen(http: Any, model: str, **terms: Any) -> dict[str, Any]:
-    given = triton_http.InferInput("x", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[5]], np.int32))
-    found: dict[str, Any] = json.loads(http.infer(model, [given], **terms).as_numpy("y")[0, 0])
+def properties_seen(http: Any, model: str, **terms: Any) -> dict[str, Any]:
+    tensor = triton_http.InferInput("x", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.array([[5]], np.int32))
+    found: dict[str, Any] = json.loads(http.infer(model, [tensor], **terms).as_numpy("y")[0, 0])
     return found
 
 
@@ -282,8 +282,8 @@ def stream(live: Live, model: str, values: list[float], **terms: Any) -> list[An
 
 def test_a_model_answers_over_http(http: Any) -> None:
     inputs = [triton_http.InferInput(name, [4], "FP32") for name in ("INPUT0", "INPUT1")]
-    for given in inputs:
-        given.set_data_from_numpy(np.arange(4, dtype=np.float32))
+    for tensor in inputs:
+        tensor.set_data_from_numpy(np.arange(4, dtype=np.float32))
 
     result = http.infer("add_sub", inputs)
 
@@ -300,8 +300,8 @@ def test_a_model_answers_over_grpc(live: Live) -> None:
 
 def test_only_requested_outputs_are_returned(http: Any) -> None:
     inputs = [triton_http.InferInput(name, [4], "FP32") for name in ("INPUT0", "INPUT1")]
-    for given in inputs:
-        given.set_data_from_numpy(np.arange(4, dtype=np.float32))
+    for tensor in inputs:
+        tensor.set_data_from_numpy(np.arange(4, dtype=np.float32))
 
     result = http.infer("add_sub", inputs, outputs=[triton_http.InferRequestedOutput("OUTPUT1")])
 
@@ -341,7 +341,7 @@ def test_requests_run_alone_without_a_scheduler(live: Live) -> None:
 
 
 def test_a_model_sees_the_properties_of_a_request(http: Any) -> None:
-    found = seen(http, "seen", request_id="abc", parameters={"mine": 3})
+    found = properties_seen(http, "seen", request_id="abc", parameters={"mine": 3})
 
     assert (found["id"], found["parameters"]["mine"]) == ("abc", 3)
     assert found["outputs"] == ["y"]
@@ -356,36 +356,36 @@ def test_a_model_sees_the_timeout_of_a_request(
     live: Live, http: Any, model: str, protocol: str, timeout_us: int | None
 ) -> None:
     if protocol == "http":
-        found = seen(http, model, timeout=timeout_us)
+        found = properties_seen(http, model, timeout=timeout_us)
     else:
-        given = triton_grpc.InferInput("x", [1, 1], "INT32")
-        given.set_data_from_numpy(np.array([[5]], np.int32))
+        tensor = triton_grpc.InferInput("x", [1, 1], "INT32")
+        tensor.set_data_from_numpy(np.array([[5]], np.int32))
         with triton_grpc.InferenceServerClient(live.grpc_address) as client:
-            found = json.loads(client.infer(model, [given], timeout=timeout_us).as_numpy("y")[0, 0])
+            found = json.loads(client.infer(model, [tensor], timeout=timeout_us).as_numpy("y")[0, 0])
 
     assert found["timeout"] == (timeout_us or 0)
 
 
 def test_a_model_sees_parameters_over_grpc(live: Live) -> None:
-    given = triton_grpc.InferInput("x", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[5]], np.int32))
+    tensor = triton_grpc.InferInput("x", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.array([[5]], np.int32))
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
-        result = client.infer("seen", [given], parameters={"mine": "b"}, headers={"x-mine": "c"})
+        result = client.infer("seen", [tensor], parameters={"mine": "b"}, headers={"x-mine": "c"})
         found = json.loads(result.as_numpy("y")[0, 0])
 
     assert (found["parameters"]["mine"], found["parameters"]["x-mine"]) == ("b", "c")
 
 
 def test_a_model_sees_forwarded_headers_as_parameters(http: Any) -> None:
-    assert seen(http, "seen", headers={"x-mine": "c"})["parameters"]["x-mine"] == "c"
+    assert properties_seen(http, "seen", headers={"x-mine": "c"})["parameters"]["x-mine"] == "c"
 
 
 @pytest.mark.parametrize("model", ["sequence", "direct"])
 def test_a_model_sees_the_sequence_controls(http: Any, model: str) -> None:
-    seen(http, model, sequence_id=5, sequence_start=True)
-    first = seen(http, model, sequence_id=7, sequence_start=True)
-    last = seen(http, model, sequence_id=7, sequence_end=True)
-    seen(http, model, sequence_id=5, sequence_end=True)
+    properties_seen(http, model, sequence_id=5, sequence_start=True)
+    first = properties_seen(http, model, sequence_id=7, sequence_start=True)
+    last = properties_seen(http, model, sequence_id=7, sequence_end=True)
+    properties_seen(http, model, sequence_id=5, sequence_end=True)
 
     assert (first["correlation"], first["flags"], last["flags"]) == (7, 1, 2)
     assert first["inputs"]["START"] == [[1]]
@@ -395,8 +395,8 @@ def test_a_model_sees_the_sequence_controls(http: Any, model: str) -> None:
 
 def test_a_sequence_stays_with_one_instance(http: Any) -> None:
     def of(number: int) -> set[str]:
-        said = [{"sequence_start": True}, *[{}] * 8, {"sequence_end": True}]
-        return {seen(http, "pinned", sequence_id=number, **each)["instance"] for each in said}
+        options = [{"sequence_start": True}, *[{}] * 8, {"sequence_end": True}]
+        return {properties_seen(http, "pinned", sequence_id=number, **each)["instance"] for each in options}
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(of, range(1, 9)))
@@ -406,15 +406,15 @@ def test_a_sequence_stays_with_one_instance(http: Any) -> None:
 
 
 def test_sequences_of_different_lengths_share_a_batch_if_allowed(live: Live) -> None:
-    def told(number: int) -> dict[str, Any]:
-        given = triton_http.InferInput("x", [1, number], "INT32")
-        given.set_data_from_numpy(np.full((1, number), number, np.int32))
+    def infer(number: int) -> dict[str, Any]:
+        tensor = triton_http.InferInput("x", [1, number], "INT32")
+        tensor.set_data_from_numpy(np.full((1, number), number, np.int32))
         with triton_http.InferenceServerClient(live.address) as client:
-            result = client.infer("ragged", [given], sequence_id=number, sequence_start=True, sequence_end=True)
+            result = client.infer("ragged", [tensor], sequence_id=number, sequence_start=True, sequence_end=True)
         return json.loads(result.as_numpy("y")[0, 0])  # type: ignore[no-any-return]
 
     with ThreadPoolExecutor(2) as pool:
-        one, three = pool.map(told, (1, 3))
+        one, three = pool.map(infer, (1, 3))
 
     assert (one["many"], one["inputs"]["x"], one["inputs"]["CORRID"]) == (2, [[1]], [[1]])
     assert (three["many"], three["inputs"]["x"], three["inputs"]["CORRID"]) == (2, [[3, 3, 3]], [[3]])
@@ -448,10 +448,10 @@ def test_a_streamed_answer_has_the_parameters_of_its_response(live: Live) -> Non
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
         client.async_stream_infer("repeat", grpc_x([3], [1]))
-        said = came.get(timeout=10).get_response().parameters
+        parameters = came.get(timeout=10).get_response().parameters
 
-    assert (said["twice"].int64_param, said["last"].bool_param) == (6, False)
-    assert said["last"].WhichOneof("parameter_choice") == "bool_param"
+    assert (parameters["twice"].int64_param, parameters["last"].bool_param) == (6, False)
+    assert parameters["last"].WhichOneof("parameter_choice") == "bool_param"
 
 
 def test_a_stream_can_end_without_answers(live: Live) -> None:

@@ -205,19 +205,19 @@ def test_a_failed_initialize_is_logged_once(tmp_path: Path, caplog: pytest.LogCa
     with live_server(tmp_path):
         pass
 
-    told = [record for record in caplog.records if "no table" in record.getMessage()]
-    assert [record.levelname for record in told] == ["INFO", "ERROR"]
-    assert "in initialize" in (told[0].exc_text or "")
-    assert (vars(told[1])["model"], vars(told[1])["version"]) == ("broken", "1")
+    records = [record for record in caplog.records if "no table" in record.getMessage()]
+    assert [record.levelname for record in records] == ["INFO", "ERROR"]
+    assert "in initialize" in (records[0].exc_text or "")
+    assert (vars(records[1])["model"], vars(records[1])["version"]) == ("broken", "1")
 
 
 def test_a_disconnected_client_cancels_its_stream(live: Live) -> None:
     came: queue.Queue[Any] = queue.Queue()
-    given = triton_grpc.InferInput("x", [1], "FP32")
-    given.set_data_from_numpy(np.array([1], np.float32))
+    tensor = triton_grpc.InferInput("x", [1], "FP32")
+    tensor.set_data_from_numpy(np.array([1], np.float32))
     client = triton_grpc.InferenceServerClient(live.grpc_address)
     client.start_stream(lambda result, error: came.put(error or result))
-    client.async_stream_infer("ticks", [given])
+    client.async_stream_infer("ticks", [tensor])
     came.get(timeout=GUARD_S)
     client.stop_stream(cancel_requests=True)
     client.close()

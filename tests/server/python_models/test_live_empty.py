@@ -60,19 +60,19 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield server
 
 
-def streamed(live: Live, model: str, *wanted: str) -> list[tuple[list[str], str, bool]]:
+def streamed(live: Live, model: str, *requested: str) -> list[tuple[list[str], str, bool]]:
     """Return the answers: the output names, which outputs the model saw as requested, and whether it is the last."""
     came: queue.Queue[Any] = queue.Queue()
     found: list[tuple[list[str], str, bool]] = []
     x = triton.InferInput("x", [1], "INT32").set_data_from_numpy(np.ones(1, np.int32))
     with triton.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
-        outputs = [triton.InferRequestedOutput(name) for name in wanted]
+        outputs = [triton.InferRequestedOutput(name) for name in requested]
         client.async_stream_infer(model, [x], outputs=outputs, enable_empty_final_response=True)
         while not found or not found[-1][2]:
             answer = came.get(timeout=20).get_response()
-            said, final = (answer.parameters[name] for name in ("asked", "triton_final_response"))
-            found.append(([output.name for output in answer.outputs], said.string_param, final.bool_param))
+            requested_names, final = (answer.parameters[name] for name in ("asked", "triton_final_response"))
+            found.append(([output.name for output in answer.outputs], requested_names.string_param, final.bool_param))
     return found
 
 
@@ -88,8 +88,8 @@ def test_unrequested_outputs_are_omitted_and_the_model_sees_the_requested_ones(l
 def test_an_answer_without_outputs_is_sent_as_an_event(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/sends/generate_stream", json={"x": 1})
 
-    told = {"asked": '["y", "z"]'} | BARE
-    assert [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-1]] == [told, {"y": 5} | BARE, BARE]
+    parameters = {"asked": '["y", "z"]'} | BARE
+    assert [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-1]] == [parameters, {"y": 5} | BARE, BARE]
 
 
 def test_an_answer_without_outputs_ends_at_its_ensemble_step(live: Live) -> None:

@@ -110,13 +110,13 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield served
 
 
-def told(live: Live, transport: str, model: str) -> Any:
+def parameters_of(live: Live, transport: str, model: str) -> Any:
     """Return the parameters that the step reports."""
     library: Any = triton_http if transport == HTTP else triton_grpc
-    given = library.InferInput("x", [1, 1], "FP32")
-    given.set_data_from_numpy(np.zeros((1, 1), np.float32))
+    tensor = library.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
     with library.InferenceServerClient(live.address if transport == HTTP else live.grpc_address) as client:
-        answer = client.infer(model, [given], parameters={"mine": "a"}, headers={"x-mine": "b"})
+        answer = client.infer(model, [tensor], parameters={"mine": "a"}, headers={"x-mine": "b"})
     return json.loads(answer.as_numpy("y")[0, 0])
 
 
@@ -125,7 +125,7 @@ def told(live: Live, transport: str, model: str) -> Any:
 def test_a_step_receives_the_parameters_and_the_forwarded_headers(
     live: Live, transport: str, model: str, more: dict[str, int]
 ) -> None:
-    assert told(live, transport, model) == {"mine": "a", "x-mine": "b", **more}
+    assert parameters_of(live, transport, model) == {"mine": "a", "x-mine": "b", **more}
 
 
 def test_a_step_receives_the_parameters_of_a_generate_request(live: Live) -> None:
@@ -134,23 +134,23 @@ def test_a_step_receives_the_parameters_of_a_generate_request(live: Live) -> Non
     assert json.loads(answer["y"]) == {"mine": "a"}
 
 
-def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str], model: str = "twice") -> dict[str, float]:
+def sent(live: Live, inputs: Sequence[str], requested: Sequence[str], model: str = "twice") -> dict[str, float]:
     """Send ones through both steps. Returns: the outputs."""
-    given = [triton_http.InferInput(name, [1, 1], "FP32") for name in inputs]
-    for each in given:
+    tensors = [triton_http.InferInput(name, [1, 1], "FP32") for name in inputs]
+    for each in tensors:
         each.set_data_from_numpy(np.ones((1, 1), np.float32))
-    outputs = [triton_http.InferRequestedOutput(name) for name in wanted]
+    outputs = [triton_http.InferRequestedOutput(name) for name in requested]
     with triton_http.InferenceServerClient(live.address) as client:
-        answer = client.infer(model, given, outputs=outputs)
+        answer = client.infer(model, tensors, outputs=outputs)
     found = [each["name"] for each in answer.get_response()["outputs"]]
     return {name: float(answer.as_numpy(name).item()) for name in found}
 
 
 @pytest.mark.parametrize("names", ["a", "b", "ab"])
 def test_an_output_missing_from_a_step_is_a_missing_optional_input_of_the_next(live: Live, names: str) -> None:
-    wanted = [f"{name}_out" for name in names]
+    requested = [f"{name}_out" for name in names]
 
-    assert sent(live, list(names), wanted) == dict.fromkeys(wanted, 1)
+    assert sent(live, list(names), requested) == dict.fromkeys(requested, 1)
 
 
 def test_a_requested_output_missing_from_a_step_is_omitted(live: Live) -> None:
@@ -162,12 +162,12 @@ def test_a_requested_output_missing_from_a_step_is_omitted(live: Live) -> None:
 
 
 def test_a_post_inference_hook_of_an_ensemble_runs_only_with_every_output(live: Live) -> None:
-    given = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": ["t"]} for name in "ab"]
+    tensors = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": ["t"]} for name in "ab"]
     url = f"{live.url}/v2/models/posted/infer"
-    whole = httpx.post(url, json={"inputs": given})
-    lacking = httpx.post(url, json={"inputs": given[:1]})
+    response = httpx.post(url, json={"inputs": tensors})
+    lacking = httpx.post(url, json={"inputs": tensors[:1]})
 
-    assert [each["data"] for each in whole.json()["outputs"]] == [["t"], ["t"]]
+    assert [each["data"] for each in response.json()["outputs"]] == [["t"], ["t"]]
     assert lacking.status_code == 500
     text = "in ensemble 'posted', model 'texts': the answer lacks the requested output 'b_out'"
     assert lacking.json() == {"error": text}
@@ -177,16 +177,18 @@ def test_a_post_inference_hook_of_an_ensemble_runs_only_with_every_output(live: 
 def test_the_answer_of_an_ensemble_has_the_sequence_parameters(live: Live, model: str, identity: int | str) -> None:
     """As in qa/L0_simple_ensemble."""
     terms: dict[str, Any] = {"sequence_id": identity, "sequence_start": True}
-    given = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
-    whole = httpx.post(f"{live.url}/v2/models/{model}/infer", json={"inputs": [given], "parameters": terms}).json()
-    assert whole["parameters"] == {**terms, "sequence_end": False}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    answer = httpx.post(f"{live.url}/v2/models/{model}/infer", json={"inputs": [tensor], "parameters": terms}).json()
+    assert answer["parameters"] == {**terms, "sequence_end": False}
     generated = httpx.post(f"{live.url}/v2/models/{model}/generate", json={"x": 1, **terms}).json()
-    assert {name: generated.get(name) for name in whole["parameters"]} == whole["parameters"]
+    assert {name: generated.get(name) for name in answer["parameters"]} == answer["parameters"]
 
-    asked = triton_grpc.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
+    grpc_tensor = triton_grpc.InferInput("x", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
-        said = client.infer(model, [asked], sequence_id=identity, sequence_end=True).get_response().parameters
-        unsaid = client.infer(model, [asked]).get_response().parameters
-    assert [said[name].bool_param for name in ("sequence_start", "sequence_end")] == [False, True]
-    assert (said["sequence_id"].int64_param or said["sequence_id"].string_param) == identity
-    assert not unsaid
+        parameters = (
+            client.infer(model, [grpc_tensor], sequence_id=identity, sequence_end=True).get_response().parameters
+        )
+        unset = client.infer(model, [grpc_tensor]).get_response().parameters
+    assert [parameters[name].bool_param for name in ("sequence_start", "sequence_end")] == [False, True]
+    assert (parameters["sequence_id"].int64_param or parameters["sequence_id"].string_param) == identity
+    assert not unset

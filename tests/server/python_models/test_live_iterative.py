@@ -92,7 +92,7 @@ control_input [
   { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
   { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } ] } ]
 """
-TOLD = """
+REPORTS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -137,17 +137,20 @@ class TritonPythonModel:
 def repository(root: Path) -> Path:
     for strategy in STRATEGIES:
         config = CONFIG.replace("STRATEGY", strategy)
-        told = config.replace("iterative_sequence", f"{CONTROLS} iterative_sequence")
-        write_model(root, f"{strategy}_told", TOLD, told)
+        with_controls = config.replace("iterative_sequence", f"{CONTROLS} iterative_sequence")
+        write_model(root, f"{strategy}_told", REPORTS, with_controls)
         write_model(root, strategy, ITERATES, config)
         write_model(root, f"{strategy}_several", ITERATES, config + DECOUPLED)
         write_model(root, f"{strategy}_of_two", ITERATES, config + "instance_group [ { count: 2 kind: KIND_CPU } ]")
     one = CONFIG.replace("STRATEGY", "direct").replace("max_batch_size: 4", "max_batch_size: 1")
     write_model(root, "one", ITERATES, one + DECOUPLED)
     write_model(root, "plain", ITERATES, PLAIN)
-    whole = CONFIG.replace("max_batch_size: 4", "").replace("STRATEGY {}", "")
+    without_rows = CONFIG.replace("max_batch_size: 4", "").replace("STRATEGY {}", "")
     write_model(
-        root, "whole", ITERATES.replace("[[count, many, request.flags()]]", "[count, many, request.flags()]"), whole
+        root,
+        "whole",
+        ITERATES.replace("[[count, many, request.flags()]]", "[count, many, request.flags()]"),
+        without_rows,
     )
     write_model(root, "calls", CALLS, PLAIN)
     write_model(root, "warm", ITERATES, CONFIG.replace("STRATEGY", "direct") + WARM)
@@ -165,9 +168,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def x(kind: Any, value: int) -> list[Any]:
-    given = kind.InferInput("x", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[value]], np.int32))
-    return [given]
+    tensor = kind.InferInput("x", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.array([[value]], np.int32))
+    return [tensor]
 
 
 def infer(http: Any, model: str, value: int, **terms: Any) -> list[int]:
@@ -175,7 +178,7 @@ def infer(http: Any, model: str, value: int, **terms: Any) -> list[int]:
     return found
 
 
-def said(result: Any) -> list[int]:
+def values_of(result: Any) -> list[int]:
     if isinstance(result, InferenceServerException):
         raise result
     found: list[int] = result.as_numpy("y")[0].tolist()
@@ -203,12 +206,12 @@ class TestAnswers:
 
     def test_one_answer_over_grpc(self, live: Live, strategy: str) -> None:
         with triton_grpc.InferenceServerClient(live.grpc_address) as client:
-            assert said(client.infer(strategy, x(triton_grpc, 3))) == [3, 1, 0]
+            assert values_of(client.infer(strategy, x(triton_grpc, 3))) == [3, 1, 0]
 
     def test_an_answer_in_each_execution(self, live: Live, strategy: str) -> None:
         with streaming(live) as (client, came):
             client.async_stream_infer(f"{strategy}_several", x(triton_grpc, 3))
-            answers = [said(came.get(timeout=GUARD_S)) for _ in range(3)]
+            answers = [values_of(came.get(timeout=GUARD_S)) for _ in range(3)]
 
         assert answers == [[1, 1, 1], [2, 1, 0], [3, 1, 0]]
 
@@ -227,16 +230,16 @@ class TestAnswers:
     def test_the_start_control_is_set_only_in_the_first_execution(self, http: Any, strategy: str) -> None:
         under_way = [http.async_infer(f"{strategy}_told", x(triton_http, 1)) for _ in range(6)]
 
-        assert [said(each.get_result()) for each in under_way] == [[1, 0, 0]] * 6
+        assert [values_of(each.get_result()) for each in under_way] == [[1, 0, 0]] * 6
 
     def test_rescheduled_and_new_requests_share_an_execution(self, live: Live, strategy: str) -> None:
         """The first runs alone until the second has come, and both end in the first execution that they share."""
         with streaming(live) as (client, came), streaming(live) as (other, then):
             client.async_stream_infer(f"{strategy}_several", x(triton_grpc, -1))
-            assert said(came.get(timeout=GUARD_S)) == [1, 1, 1]
+            assert values_of(came.get(timeout=GUARD_S)) == [1, 1, 1]
             other.async_stream_infer(f"{strategy}_several", x(triton_grpc, -1))
-            count, many, flags = said(came.get(timeout=GUARD_S))
-            new = said(then.get(timeout=GUARD_S))
+            count, many, flags = values_of(came.get(timeout=GUARD_S))
+            new = values_of(then.get(timeout=GUARD_S))
 
         assert (count > 1, many, flags) == (True, 2, 0)
         assert new == [1, 2, 1]
@@ -245,7 +248,7 @@ class TestAnswers:
         model = f"{strategy}_of_two"
         under_way = [http.async_infer(model, x(triton_http, value)) for value in range(1, 25)]
 
-        assert [said(each.get_result())[0] for each in under_way] == list(range(1, 25))
+        assert [values_of(each.get_result())[0] for each in under_way] == list(range(1, 25))
 
     def test_each_execution_counts_as_an_inference(self, http: Any, strategy: str) -> None:
         before = counts(http, strategy)
@@ -276,21 +279,21 @@ class TestAnswers:
 def test_a_disconnected_client_frees_its_sequence_slot(live: Live, http: Any) -> None:
     with streaming(live) as (client, came):
         client.async_stream_infer("one", x(triton_grpc, -2))
-        said(came.get(timeout=GUARD_S))
+        values_of(came.get(timeout=GUARD_S))
         client.stop_stream(cancel_requests=True)
 
     with streaming(live) as (client, came):
         client.async_stream_infer("one", x(triton_grpc, 1))
-        assert said(came.get(timeout=GUARD_S)) == [1, 1, 1]
+        assert values_of(came.get(timeout=GUARD_S)) == [1, 1, 1]
 
 
 def test_the_timeout_applies_until_the_first_execution(live: Live, http: Any) -> None:
     with streaming(live) as (client, came), streaming(live) as (other, then):
         client.async_stream_infer("one", x(triton_grpc, -2), timeout=500_000)
-        said(came.get(timeout=GUARD_S))
+        values_of(came.get(timeout=GUARD_S))
         other.async_stream_infer("one", x(triton_grpc, 1), timeout=600_000)  # ends when the first's is over
         with pytest.raises(InferenceServerException, match="timeout of the corresponding sequence has been expired"):
-            said(then.get(timeout=GUARD_S))
+            values_of(then.get(timeout=GUARD_S))
         assert came.empty()
         client.stop_stream(cancel_requests=True)
 
@@ -300,10 +303,10 @@ def test_a_model_can_call_an_iterative_model(http: Any) -> None:
 
 
 def test_an_iterative_model_can_be_a_step_of_an_ensemble(http: Any) -> None:
-    given = x(triton_http, 3)
-    given[0]._name = "a"
+    tensors = x(triton_http, 3)
+    tensors[0]._name = "a"
 
-    assert http.infer("ensemble", given).as_numpy("b").tolist() == [[3, 1, 0]]
+    assert http.infer("ensemble", tensors).as_numpy("b").tolist() == [[3, 1, 0]]
 
 
 def test_a_warm_up_sample_runs_once(http: Any) -> None:
@@ -311,19 +314,19 @@ def test_a_warm_up_sample_runs_once(http: Any) -> None:
 
 
 def test_a_model_without_rows_runs_one_request_at_a_time(http: Any) -> None:
-    given = triton_http.InferInput("x", [1], "INT32")
-    given.set_data_from_numpy(np.array([3], np.int32))
-    under_way = [http.async_infer("whole", [given]) for _ in range(4)]
+    tensor = triton_http.InferInput("x", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([3], np.int32))
+    under_way = [http.async_infer("whole", [tensor]) for _ in range(4)]
 
     assert [each.get_result().as_numpy("y").tolist() for each in under_way] == [[3, 1, 0]] * 4
 
 
 def test_a_request_with_several_rows_is_rejected(http: Any) -> None:
-    given = triton_http.InferInput("x", [2, 1], "INT32")
-    given.set_data_from_numpy(np.array([[1], [1]], np.int32))
+    tensor = triton_http.InferInput("x", [2, 1], "INT32")
+    tensor.set_data_from_numpy(np.array([[1], [1]], np.int32))
 
     with pytest.raises(InferenceServerException, match="must specify batch-size 1"):
-        http.infer("direct", [given])
+        http.infer("direct", [tensor])
 
 
 def test_rescheduling_without_iterative_sequence_is_an_error(http: Any) -> None:

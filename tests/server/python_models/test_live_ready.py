@@ -57,8 +57,8 @@ Ready = Callable[[str], bool]
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     root = tmp_path_factory.mktemp("models")
-    for name, said in SAYS.items():
-        write_model(root, name, SAYING.format(said), ONE)
+    for name, statement in SAYS.items():
+        write_model(root, name, SAYING.format(statement), ONE)
     write_model(root, "pair", SAYING.format(SAYS["no"]), ONE + "instance_group [ { count: 2 kind: KIND_CPU } ]")
     write_model(root, "asker", ASKER, ONE)
     with live_server(root) as server:
@@ -74,10 +74,10 @@ def ready(request: pytest.FixtureRequest, live: Live) -> Iterator[Ready]:
 
 
 def infer(live: Live, model: str) -> list[float]:
-    given = triton_http.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(np.ones((1, 2), np.float32))
+    tensor = triton_http.InferInput("x", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
     with triton_http.InferenceServerClient(live.address) as client:
-        found: list[float] = client.infer(model, [given]).as_numpy("y")[0].tolist()
+        found: list[float] = client.infer(model, [tensor]).as_numpy("y")[0].tolist()
     return found
 
 

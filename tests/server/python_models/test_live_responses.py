@@ -251,9 +251,9 @@ def http(live: Live) -> Iterator[Any]:
 
 
 def x(kind: Any = triton_http) -> list[Any]:
-    given = kind.InferInput("x", [1, 2], "FP32")
-    given.set_data_from_numpy(np.array([[1, 2]], np.float32))
-    return [given]
+    tensor = kind.InferInput("x", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    return [tensor]
 
 
 def by_grpc(live: Live, model: str, **terms: Any) -> Any:
@@ -265,7 +265,7 @@ def names(result: Any) -> list[str]:
     return [output["name"] for output in result.get_response()["outputs"]]
 
 
-SAID = {"text": "a", "number": 3, "yes": True}
+PARAMETERS = {"text": "a", "number": 3, "yes": True}
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -274,7 +274,7 @@ def test_response_parameters_are_returned_over_http(http: Any, binary: bool) -> 
 
     result = http.infer("own", x(), outputs=outputs, request_id="r", parameters={"do": "say"})
 
-    assert result.get_response()["parameters"] == SAID
+    assert result.get_response()["parameters"] == PARAMETERS
     assert result.get_response()["id"] == "r"
     assert result.as_numpy("z").tolist() == [[2, 3]]
     assert "parameters" not in http.infer("own", x(), outputs=outputs).get_response()
@@ -283,8 +283,12 @@ def test_response_parameters_are_returned_over_http(http: Any, binary: bool) -> 
 def test_response_parameters_are_returned_over_grpc(live: Live) -> None:
     result = by_grpc(live, "own", parameters={"do": "say"})
 
-    said = result.get_response().parameters
-    assert (said["text"].string_param, said["number"].int64_param, said["yes"].bool_param) == ("a", 3, True)
+    parameters = result.get_response().parameters
+    assert (parameters["text"].string_param, parameters["number"].int64_param, parameters["yes"].bool_param) == (
+        "a",
+        3,
+        True,
+    )
     assert result.as_numpy("y").tolist() == [[1, 2]]
 
 
@@ -293,21 +297,21 @@ def test_response_parameters_are_returned_on_a_stream(live: Live) -> None:
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
         client.async_stream_infer("own", x(triton_grpc), parameters={"do": "say"})
-        said = came.get(timeout=GUARD_S).get_response().parameters
+        parameters = came.get(timeout=GUARD_S).get_response().parameters
 
-    assert (said["number"].int64_param, said["triton_final_response"].bool_param) == (3, True)
+    assert (parameters["number"].int64_param, parameters["triton_final_response"].bool_param) == (3, True)
 
 
 def test_response_parameters_are_members_of_a_generate_answer(live: Live) -> None:
-    asked = {"x": [1, 2], "do": "say"}
-    wanted = {"model_name": "own", "model_version": "1", "y": [1, 2], "z": [2, 3], **SAID}
+    body = {"x": [1, 2], "do": "say"}
+    expected = {"model_name": "own", "model_version": "1", "y": [1, 2], "z": [2, 3], **PARAMETERS}
 
-    whole = httpx.post(f"{live.url}/v2/models/own/generate", json=asked, timeout=GUARD_S)
-    events = httpx.post(f"{live.url}/v2/models/own/generate_stream", json=asked, timeout=GUARD_S)
+    response = httpx.post(f"{live.url}/v2/models/own/generate", json=body, timeout=GUARD_S)
+    events = httpx.post(f"{live.url}/v2/models/own/generate_stream", json=body, timeout=GUARD_S)
 
-    assert whole.json() == wanted
-    assert list(whole.json()) == sorted(wanted)
-    assert json.loads(events.text.removeprefix("data: ")) == wanted
+    assert response.json() == expected
+    assert list(response.json()) == sorted(expected)
+    assert json.loads(events.text.removeprefix("data: ")) == expected
 
 
 def test_response_parameters_reach_the_calling_model(http: Any) -> None:
@@ -317,13 +321,13 @@ def test_response_parameters_reach_the_calling_model(http: Any) -> None:
 
 
 def test_an_output_missing_from_the_response_is_omitted(live: Live, http: Any) -> None:
-    asked = {"parameters": {"do": "lack"}}
+    options = {"parameters": {"do": "lack"}}
 
-    assert names(http.infer("own", x(), **asked)) == ["y"]
-    assert [each.name for each in by_grpc(live, "own", **asked).get_response().outputs] == ["y"]
-    assert '"names": ["y"]' in http.infer("caller", x(), **asked).as_numpy("z")[0, 0].decode()
+    assert names(http.infer("own", x(), **options)) == ["y"]
+    assert [each.name for each in by_grpc(live, "own", **options).get_response().outputs] == ["y"]
+    assert '"names": ["y"]' in http.infer("caller", x(), **options).as_numpy("z")[0, 0].decode()
     assert httpx.post(f"{live.url}/v2/models/own/generate", json={"x": [1, 2], "do": "lack"}).json()["y"] == [1, 2]
-    assert names(http.infer("own", x(), outputs=[triton_http.InferRequestedOutput("z")], **asked)) == []
+    assert names(http.infer("own", x(), outputs=[triton_http.InferRequestedOutput("z")], **options)) == []
 
 
 def test_an_output_is_returned_with_its_actual_datatype_and_shape(live: Live, http: Any) -> None:
@@ -343,10 +347,10 @@ def test_an_ensemble_returns_outputs_that_differ_from_the_configuration(live: Li
     assert [each.name for each in by_grpc(live, "whole", parameters={"do": "lack"}).get_response().outputs] == ["y"]
     assert [output["datatype"] for output in double.get_response()["outputs"]] == ["FP32", "FP64"]
     assert by_grpc(live, "whole", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
-    given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
-    plain = {"inputs": [given], "parameters": {"do": "double"}}
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+    request_body = {"inputs": [tensor], "parameters": {"do": "double"}}
     uncoded = {"accept-encoding": "identity"}
-    body = httpx.post(f"{live.url}/v2/models/whole/infer", json=plain, headers=uncoded, timeout=GUARD_S).json()
+    body = httpx.post(f"{live.url}/v2/models/whole/infer", json=request_body, headers=uncoded, timeout=GUARD_S).json()
     assert [output["datatype"] for output in body["outputs"]] == ["FP32", "FP64"]
     assert by_grpc(live, "whole", parameters={"do": "flat"}).as_numpy("z").tolist() == [1, 2]
 
@@ -426,9 +430,9 @@ def test_a_file_beside_the_model_does_not_shadow_the_standard_library(tmp_path: 
 
 
 def brain(kind: Any) -> list[Any]:
-    given = kind.InferInput("x", [2], "BF16")
-    given.set_data_from_numpy(np.array([1.5, -2], ml_dtypes.bfloat16))
-    return [given]
+    tensor = kind.InferInput("x", [2], "BF16")
+    tensor.set_data_from_numpy(np.array([1.5, -2], ml_dtypes.bfloat16))
+    return [tensor]
 
 
 def test_a_bf16_output_keeps_its_datatype_on_a_stream_and_in_a_call(live: Live, http: Any) -> None:
@@ -449,9 +453,9 @@ def test_a_model_without_inputs_is_served_over_http(http: Any, again: int) -> No
 
 
 def test_a_model_runs_in_its_packed_environment(tmp_path: Path) -> None:
-    made, kept = tmp_path / "made", tmp_path / "kept"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
-    (packages,) = made.glob("lib/python*/site-packages")
+    environment, store = tmp_path / "made", tmp_path / "kept"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
     lonely = tmp_path / "lonely"  # numpy, and nothing else that happens to be installed beside it
     lonely.mkdir()
     for each in Path(np.__file__).parents[1].glob("numpy*"):
@@ -459,10 +463,10 @@ def test_a_model_runs_in_its_packed_environment(tmp_path: Path) -> None:
     (packages / "numpy.pth").write_text(str(lonely))
     folder = write_model(tmp_path / "models", "packed", NO_INPUT, PACKED)
     with tarfile.open(folder / "env.tar.gz", "w:gz") as archive:
-        archive.add(made, ".")
+        archive.add(environment, ".")
 
-    serving = live_server(tmp_path / "models", environments=str(kept), offline=True)
+    serving = live_server(tmp_path / "models", environments=str(store), offline=True)
     with serving as live, triton_http.InferenceServerClient(live.address) as client:
         found = Path(client.infer("packed", []).as_numpy("y")[0].decode())
 
-    assert (found.name, found.parents[1]) == ("bin", kept)
+    assert (found.name, found.parents[1]) == ("bin", store)

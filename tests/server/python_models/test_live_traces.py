@@ -103,9 +103,11 @@ def repository(root: Path) -> Path:
     return root
 
 
-def ask(live: Live, name: str, status: int = 200, headers: Mapping[str, str] | None = None, **said: Any) -> list[Any]:
+def ask(
+    live: Live, name: str, status: int = 200, headers: Mapping[str, str] | None = None, **parameters: Any
+) -> list[Any]:
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]
-    body = {"inputs": inputs, "parameters": said}
+    body = {"inputs": inputs, "parameters": parameters}
     answer = httpx.post(f"{live.url}/v2/models/{name}/infer", json=body, headers=headers or {})
     assert answer.status_code == status, answer.text
     return answer.json().get("outputs", [{"data": []}])[0]["data"]  # type: ignore[no-any-return]
@@ -123,7 +125,7 @@ def serving(root: Path, *rules: str, models: Sequence[str]) -> AbstractContextMa
     return live_server(repository(root), trace_config=rules, model_control_mode="explicit", load_model=tuple(models))
 
 
-ASKED: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
+CALLS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
     ("asks", {"model": "same"}, [("asks", ""), ("same", "asks")]),
     ("asks", {"model": "same", "how": "twice"}, [("asks", ""), ("same", "asks"), ("same", "asks")]),
     ("asks", {"model": "asks_too/same"}, [("asks", ""), ("asks_too", "asks"), ("same", "asks_too")]),
@@ -140,10 +142,10 @@ def test_calls_of_a_model_are_in_the_trace_of_its_request(tmp_path: Path) -> Non
     path = tmp_path / "trace.json"
     names = ("asks", "asks_too", "several", "over_same", "over_asks")
     with serving(tmp_path / "m", "level=TIMESTAMPS", "rate=1", f"triton,file={path}", models=names) as live:
-        for model, said, _ in ASKED:
-            ask(live, model, **said)
+        for model, parameters, _ in CALLS:
+            ask(live, model, **parameters)
 
-    assert tree(path) == [each for *_, found in ASKED for each in found]
+    assert tree(path) == [each for *_, found in CALLS for each in found]
 
 
 def test_a_decoupled_call_that_ends_before_its_caller_is_in_the_trace(tmp_path: Path) -> None:
@@ -172,15 +174,15 @@ def test_a_call_is_sampled_with_the_request_and_not_separately(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["tells", "asks_tells"])
 @pytest.mark.parametrize("parent", ["", PARENT])
 def test_user_code_can_add_spans_to_the_span_of_its_model(tmp_path: Path, name: str, parent: str) -> None:
-    with collector() as (url, got):
+    with collector() as (url, exports):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=2", f"opentelemetry,url={url}")
         with serving(tmp_path, *rules, models=("tells", "asks_tells")) as live:
             unchosen = ask(live, name, model="tells")
-            (told,) = ask(live, name, model="tells", headers={"traceparent": parent} if parent else {})
-        _, _, sent = got.get(timeout=10)
+            (headers_text,) = ask(live, name, model="tells", headers={"traceparent": parent} if parent else {})
+        _, _, sent = exports.get(timeout=10)
     spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
-    context = json.loads(told)["traceparent"].split("-")
+    context = json.loads(headers_text)["traceparent"].split("-")
     (span,) = [each for each in spans if each.name == "tells"]
     assert unchosen == ["none"]
     assert context == ["00", span.trace_id.hex(), span.span_id.hex(), "01"]
@@ -189,11 +191,11 @@ def test_user_code_can_add_spans_to_the_span_of_its_model(tmp_path: Path, name: 
 
 
 def test_the_spans_of_a_call_are_in_the_span_of_the_calling_model(tmp_path: Path) -> None:
-    with collector() as (url, got):
+    with collector() as (url, exports):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")
         with serving(tmp_path, *rules, models=("asks", "same")) as live:
             ask(live, "asks", model="same", headers={"traceparent": PARENT})
-        _, _, sent = got.get(timeout=10)
+        _, _, sent = exports.get(timeout=10)
     spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
     names = {span.span_id: span.name for span in spans}

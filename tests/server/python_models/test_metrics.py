@@ -9,9 +9,9 @@ import pytest
 from penstock.server.python_models.metrics import MAX_METRICS, CustomMetrics
 
 
-def said(do: str, value: float | str = 0.0, **more: Any) -> dict[str, Any]:
-    whole = {"family": "seen", "kind": "counter", "help": "What was seen", "labels": {"m": "a"}, "buckets": []}
-    return whole | {"do": do, "value": value} | more
+def change(do: str, value: float | str = 0.0, **more: Any) -> dict[str, Any]:
+    defaults = {"family": "seen", "kind": "counter", "help": "What was seen", "labels": {"m": "a"}, "buckets": []}
+    return defaults | {"do": do, "value": value} | more
 
 
 def page(metrics: CustomMetrics) -> list[str]:
@@ -21,16 +21,16 @@ def page(metrics: CustomMetrics) -> list[str]:
 def test_values_of_several_workers_are_added() -> None:
     metrics = CustomMetrics()
     for worker in ("one", "two"):
-        metrics.apply(worker, said("make"))
-        metrics.apply(worker, said("increment", 2))
+        metrics.apply(worker, change("make"))
+        metrics.apply(worker, change("increment", 2))
 
     assert page(metrics) == ["# HELP seen What was seen", "# TYPE seen counter", 'seen{m="a"} 4']
 
 
 def test_a_gauge_has_the_value_last_set() -> None:
     metrics = CustomMetrics()
-    metrics.apply(0, said("set", 1.5, kind="gauge", labels={}))
-    metrics.apply(0, said("increment", -1, kind="gauge", labels={}))
+    metrics.apply(0, change("set", 1.5, kind="gauge", labels={}))
+    metrics.apply(0, change("increment", -1, kind="gauge", labels={}))
 
     assert page(metrics)[-1] == "seen 0.5"
 
@@ -38,7 +38,7 @@ def test_a_gauge_has_the_value_last_set() -> None:
 def test_histogram_buckets_are_cumulative() -> None:
     metrics = CustomMetrics()
     for value in (0.5, 1.0, 5, 100):
-        metrics.apply(0, said("observe", value, kind="histogram", buckets=[1.0, 10.0]))
+        metrics.apply(0, change("observe", value, kind="histogram", buckets=[1.0, 10.0]))
 
     assert page(metrics)[2:] == [
         'seen_bucket{m="a",le="1"} 2',
@@ -49,11 +49,11 @@ def test_histogram_buckets_are_cumulative() -> None:
     ]
 
 
-@pytest.mark.parametrize(("told", "shown"), [("nan", "NaN"), ("inf", "+Inf"), ("-inf", "-Inf")])
-def test_nan_and_infinity_are_rendered_for_prometheus(told: Any, shown: str) -> None:
+@pytest.mark.parametrize(("value", "shown"), [("nan", "NaN"), ("inf", "+Inf"), ("-inf", "-Inf")])
+def test_nan_and_infinity_are_rendered_for_prometheus(value: Any, shown: str) -> None:
     metrics = CustomMetrics()
-    metrics.apply(0, said("set", told, kind="gauge", labels={}))
-    metrics.apply(0, said("observe", "nan", kind="histogram", family="times", labels={}, buckets=[1.0]))
+    metrics.apply(0, change("set", value, kind="gauge", labels={}))
+    metrics.apply(0, change("observe", "nan", kind="histogram", family="times", labels={}, buckets=[1.0]))
 
     assert page(metrics)[2] == f"seen {shown}"
     assert page(metrics)[5:] == [
@@ -64,26 +64,26 @@ def test_nan_and_infinity_are_rendered_for_prometheus(told: Any, shown: str) -> 
 def test_a_family_is_removed_with_its_last_owner() -> None:
     metrics = CustomMetrics()
     for worker in ("one", "two"):
-        metrics.apply(worker, said("increment", 1))
+        metrics.apply(worker, change("increment", 1))
 
     metrics.remove_owner("one")
     assert page(metrics)[-1] == 'seen{m="a"} 2'
-    metrics.apply("two", said("drop family"))
+    metrics.apply("two", change("drop family"))
     assert page(metrics) == []
 
 
 def test_a_built_in_name_or_a_conflicting_kind_is_ignored() -> None:
     metrics = CustomMetrics()
-    metrics.apply(0, said("increment", 1, family="nv_inference_count"))
-    metrics.apply(0, said("increment", 1))
-    metrics.apply(0, said("set", 9, kind="gauge"))
+    metrics.apply(0, change("increment", 1, family="nv_inference_count"))
+    metrics.apply(0, change("increment", 1))
+    metrics.apply(0, change("set", 9, kind="gauge"))
 
     assert page(metrics)[2:] == ['seen{m="a"} 1']
 
 
 def test_labels_and_help_are_escaped() -> None:
     metrics = CustomMetrics()
-    metrics.apply(0, said("increment", 1, labels={"m": 'a"b\\c\nd'}, help="two\nlines"))
+    metrics.apply(0, change("increment", 1, labels={"m": 'a"b\\c\nd'}, help="two\nlines"))
 
     assert page(metrics)[0] == "# HELP seen two\\nlines"
     assert page(metrics)[2] == 'seen{m="a\\"b\\\\c\\nd"} 1'
@@ -92,7 +92,7 @@ def test_labels_and_help_are_escaped() -> None:
 def test_the_number_of_metrics_per_family_is_limited() -> None:
     metrics = CustomMetrics()
     for number in range(MAX_METRICS + 10):
-        metrics.apply(0, said("increment", 1, labels={"m": str(number)}))
+        metrics.apply(0, change("increment", 1, labels={"m": str(number)}))
 
     assert len(page(metrics)) == MAX_METRICS + 2
 
@@ -107,5 +107,5 @@ def test_the_number_of_metrics_per_family_is_limited() -> None:
 def test_a_message_that_would_break_the_page_is_rejected(lie: dict[str, Any]) -> None:
     metrics = CustomMetrics()
     with pytest.raises((ValueError, TypeError)):
-        metrics.apply(0, said("increment", 1) | lie)
+        metrics.apply(0, change("increment", 1) | lie)
     assert page(metrics) == []

@@ -14,7 +14,7 @@ from tests.server.repository.folders import make
 
 
 @pytest.mark.parametrize(
-    ("config", "gpus", "told"),
+    ("config", "gpus", "expected"),
     [
         ("", (), [("m_0_0", "CPU", "0")]),
         ("", (0, 1), [("m_0_0", "GPU", "0"), ("m_0_1", "GPU", "1")]),
@@ -27,7 +27,7 @@ from tests.server.repository.folders import make
     ],
 )
 def test_each_instance_receives_its_kind_and_its_gpu(
-    tmp_path: Path, config: str, gpus: tuple[int, ...], told: list[tuple[str, str, str]]
+    tmp_path: Path, config: str, gpus: tuple[int, ...], expected: list[tuple[str, str, str]]
 ) -> None:
     make(tmp_path, "m/1/model.py", m=config)
     entry = read_folder(tmp_path / "m", Defaults(gpus=Gpus.from_numbers(gpus)))
@@ -38,4 +38,4 @@ def test_each_instance_receives_its_kind_and_its_gpu(
 
     assert [
         tuple(each[f"model_instance_{key}"] for key in ("name", "kind", "device_id")) for each in args
-    ] == told  # fmt: skip
+    ] == expected  # fmt: skip

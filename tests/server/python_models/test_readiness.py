@@ -21,9 +21,9 @@ class FakeWorker:
 
 
 def readiness_and_worker() -> tuple[ModelReadiness, Any]:
-    made = ModelReadiness()
-    made.has_is_ready = True
-    return made, FakeWorker()
+    readiness = ModelReadiness()
+    readiness.has_is_ready = True
+    return readiness, FakeWorker()
 
 
 def test_a_model_without_is_ready_is_ready_while_it_has_a_worker() -> None:

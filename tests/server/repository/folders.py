@@ -46,11 +46,11 @@ class FakeEngine:
         self.absent: dict[str, list[str]] = {}
         self.retired: list[Any] = []
         self.opened: list[tuple[str, int]] = []
-        self.asked: list[list[int]] = []
+        self.requested_counts: list[list[int]] = []
         self.on_change: list[tuple[str, int]] = []
         self.changes = False
         self.now = self.most = 0
-        self.seen: list[dict[str, str]] = []
+        self.indexes: list[dict[str, str]] = []
         self.repository: Repository | None = None
         self.gate: asyncio.Event | None = None
         self.leaving: asyncio.Event | None = None
@@ -61,7 +61,7 @@ class FakeEngine:
         self.most = max(self.most, self.now)
         await asyncio.sleep(0)
         if self.repository is not None:
-            self.seen = self.repository.index()
+            self.indexes = self.repository.index()
         if self.gate is not None:
             await self.gate.wait()
         self.now -= 1
@@ -72,27 +72,27 @@ class FakeEngine:
         return SimpleNamespace(name=spec.name, version=str(spec.version), spec=done, platform="onnxruntime_onnx")
 
     async def change(self, model: Any, spec: ModelSpec) -> Any:
-        self.asked.append([group.count for group in spec.instances])
+        self.requested_counts.append([group.count for group in spec.instances])
         failure = self.failures.get(f"{spec.name}{spec.version}")
         if failure is not None:
             raise failure
         return FakeChange(self.on_change, [*spec.instances]) if self.changes else None
 
     def publish(self, name: str, models: Iterable[Any], absent: Iterable[str] = ()) -> asyncio.Task[None]:
-        gone = self.served.pop(name, [])
+        retired = self.served.pop(name, [])
         new = list(models)
         self.absent[name] = list(absent)
         if new:
             self.served[name] = new
-        return self.retire(gone)
+        return self.retire(retired)
 
     def retire(self, models: Iterable[Any]) -> asyncio.Task[None]:
         async def retire() -> None:
             if self.leaving is not None:
                 await self.leaving.wait()
-            self.retired += gone
+            self.retired += retired
 
-        gone = list(models)
+        retired = list(models)
         return asyncio.ensure_future(retire())
 
 

@@ -75,13 +75,13 @@ class Guarded(Store):
     pseudo_dirs: ClassVar[list[str]] = [""]
     keys: ClassVar[dict[str, str | None]] = {}
     """By bucket, the `key` that opens it, None for anybody."""
-    made: ClassVar[list[dict[str, Any]]] = []
+    opened_options: ClassVar[list[dict[str, Any]]] = []
     lacks: ClassVar[Exception]
     """What is raised where no key is said."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.made.append(options)
+        self.opened_options.append(options)
         self._options = options
 
     @classmethod
@@ -90,13 +90,13 @@ class Guarded(Store):
         cls.clear_instance_cache()
         cls.keys.clear()
         cls.lacks = NoCredentialsError("Unable to locate credentials")
-        cls.made.clear()
+        cls.opened_options.clear()
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
-        wanted = self.keys.get(self._strip_protocol(path).split("/")[1])
+        key = self.keys.get(self._strip_protocol(path).split("/")[1])
         if self._options.get("key") is None and not self._options.get("anon"):
             raise self.lacks
-        if wanted is not None and self._options.get("key") != wanted:
+        if key is not None and self._options.get("key") != key:
             raise PermissionError("Access Denied")
         return super().ls(path, detail, **kwargs)
 

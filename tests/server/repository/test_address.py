@@ -69,7 +69,7 @@ class TestCredentials:
         assert "hun" not in repr(address)
 
     @pytest.mark.parametrize(
-        "said",
+        "text",
         [
             "cannot log in as bob with hunter2",
             "GET https://bob:hunter2@host/x failed",
@@ -77,8 +77,8 @@ class TestCredentials:
             "secret_key=hunter2",
         ],
     )
-    def test_redacted_error_text_has_no_credentials(self, said: str) -> None:
-        assert "hunter2" not in Address.parse("https://bob:hunter2@host/models").redact(said)
+    def test_redacted_error_text_has_no_credentials(self, text: str) -> None:
+        assert "hunter2" not in Address.parse("https://bob:hunter2@host/models").redact(text)
 
     def test_a_percent_encoded_password_is_also_redacted_when_decoded(self) -> None:
         cleaned = Address.parse("https://bob:hunter%202@host/x").redact("hunter 2, hunter%202")

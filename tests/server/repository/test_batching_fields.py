@@ -71,9 +71,9 @@ def test_the_default_queue_limit_in_rows_has_room_for_max_queue_size_requests(ba
 
 
 def test_a_configured_queue_limit_in_rows_is_used() -> None:
-    said = ParsedConfig(Path("m"), {"batching.max_queue_requests": 5000, "batching.max_queue_rows": 7})
+    config = ParsedConfig(Path("m"), {"batching.max_queue_requests": 5000, "batching.max_queue_rows": 7})
 
-    assert queue_rows(make_policy(said, 64)) == 7
+    assert queue_rows(make_policy(config, 64)) == 7
 
 
 @pytest.mark.parametrize(

@@ -20,24 +20,24 @@ class TestFingerprint:
 
     def test_a_fingerprint_changes_with_content_time_path_and_files(self, tmp_path: Path) -> None:
         make(tmp_path, "1/model.onnx", "hooks.py")
-        seen = [print_of(tmp_path)]
+        fingerprints = [print_of(tmp_path)]
         (tmp_path / "hooks.py").write_text("x = 1")
-        seen.append(print_of(tmp_path))
+        fingerprints.append(print_of(tmp_path))
         os.utime(tmp_path / "1" / "model.onnx", ns=(1, 1))
-        seen.append(print_of(tmp_path))
+        fingerprints.append(print_of(tmp_path))
         make(tmp_path, "2/model.onnx")
-        seen.append(print_of(tmp_path))
+        fingerprints.append(print_of(tmp_path))
         (tmp_path / "1").rename(tmp_path / "3")
-        seen.append(print_of(tmp_path))
+        fingerprints.append(print_of(tmp_path))
         # the same size and time, but another file
         replaced = tmp_path / "new"
         replaced.touch()
         os.utime(replaced, ns=(1, 1))
-        seen.append(print_of(tmp_path))
+        fingerprints.append(print_of(tmp_path))
         (tmp_path / "3" / "model.onnx").unlink()
-        seen.append(print_of(tmp_path))
+        fingerprints.append(print_of(tmp_path))
 
-        assert len(set(seen)) == len(seen)
+        assert len(set(fingerprints)) == len(fingerprints)
 
     def test_hidden_files_and_caches_do_not_change_a_fingerprint(self, tmp_path: Path) -> None:
         make(tmp_path, "1/model.onnx")
@@ -76,9 +76,9 @@ class TestModelFingerprints:
 
     def test_the_fingerprint_of_a_single_file_model_includes_the_files_beside_it(self, tmp_path: Path) -> None:
         repository = Repository([make(tmp_path, "alone.onnx") / "alone.onnx"])
-        seen = [repository.fingerprints()["alone"]]
+        fingerprints = [repository.fingerprints()["alone"]]
         for name in ("penstock.toml", "alone.toml", "hooks.py"):
             (tmp_path / name).touch()
-            seen.append(repository.fingerprints()["alone"])
+            fingerprints.append(repository.fingerprints()["alone"])
 
-        assert len(set(seen)) == 4
+        assert len(set(fingerprints)) == 4

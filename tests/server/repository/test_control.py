@@ -228,9 +228,9 @@ class TestLoading:
             it.engine.failures["a"] = failure
             await it.control.start()
 
-        (told,) = [record for record in caplog.records if "broken" in record.getMessage()]
-        assert (told.levelname, vars(told)["model"], vars(told)["version"]) == ("ERROR", "a", "1")
-        assert (told.exc_info is None) == isinstance(failure, InferError)
+        (logged,) = [record for record in caplog.records if "broken" in record.getMessage()]
+        assert (logged.levelname, vars(logged)["model"], vars(logged)["version"]) == ("ERROR", "a", "1")
+        assert (logged.exc_info is None) == isinstance(failure, InferError)
         (ready,) = [record for record in caplog.records if record.getMessage() == "model b version 2: ready"]
         assert (vars(ready)["model"], vars(ready)["version"]) == ("b", "2")
 
@@ -357,8 +357,8 @@ class TestParallelLoads:
     async def test_parallel_loads_and_unloads_end_in_the_state_requested_last(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
-            asked = [it.control.load("a", "{}"), it.control.unload("a"), it.control.load("a"), it.control.unload("a")]
-            await asyncio.gather(*asked, *(it.control.load("a") for _ in range(5)))
+            calls = [it.control.load("a", "{}"), it.control.unload("a"), it.control.load("a"), it.control.unload("a")]
+            await asyncio.gather(*calls, *(it.control.load("a") for _ in range(5)))
             assert it.rows() == ["a 1 READY"]
             assert len(it.engine.served["a"]) == 1
 
@@ -395,11 +395,11 @@ class TestFilesOfRequests:
     async def test_files_of_a_request_are_kept_only_while_they_serve(self, tmp_path: Path, folder: Path) -> None:
         async with house(make(tmp_path / "root", "a/1/model.onnx")) as it:
             await it.control.load("a", "{}", {"2/model.onnx": b"x"})
-            kept = list(folder.iterdir())
-            assert len(kept) == 1
+            files_kept = list(folder.iterdir())
+            assert len(files_kept) == 1
             assert it.rows() == ["a 2 READY"]
             await it.control.load("a", "{}", {"3/model.onnx": b"x"})
-            assert list(folder.iterdir()) != kept
+            assert list(folder.iterdir()) != files_kept
             await it.control.load("a")
             assert list(folder.iterdir()) == []
             assert it.rows()[0] == "a 1 READY"
@@ -570,7 +570,7 @@ class TestResizing:
             make(tmp_path, a=of(2))
             await it.control.load("a")
 
-            assert it.engine.asked == [[2]]
+            assert it.engine.requested_counts == [[2]]
             assert len(it.engine.opened) == 2
 
     async def test_a_resize_applies_to_all_versions_or_to_none(self, tmp_path: Path) -> None:
@@ -615,7 +615,7 @@ class TestResizing:
             make(tmp_path, a=of(2))
             await it.control.load("a")
 
-            assert it.engine.asked == []
+            assert it.engine.requested_counts == []
             assert len(it.engine.opened) == 2
 
     async def test_polling_resizes_a_model_when_only_its_instance_group_changes(self, tmp_path: Path) -> None:
@@ -770,12 +770,12 @@ class TestPolling:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             file = make(tmp_path, "new/1/model.onnx") / "new" / "1" / "model.onnx"
-            said = []
+            rows = []
             for length in range(UNSTABLE_POLLS + 2):
                 file.write_bytes(b"x" * length)
                 await it.control.poll()
-                said.append(it.rows()[1])
-            assert said == ["new"] * (UNSTABLE_POLLS - 1) + [f"new UNAVAILABLE {UNSTABLE}"] * 3
+                rows.append(it.rows()[1])
+            assert rows == ["new"] * (UNSTABLE_POLLS - 1) + [f"new UNAVAILABLE {UNSTABLE}"] * 3
             await it.control.poll()
 
             assert it.rows() == ["a 1 READY", "new 1 READY"]

@@ -83,20 +83,20 @@ class TestS3:
         return complete("s3://b/m", environ(tmp_path, {"s3": {"": entry}})).options
 
     def test_a_pair_of_keys_takes_precedence_over_a_profile(self, tmp_path: Path) -> None:
-        said = self.of(tmp_path, key_id="k", secret_key="s", session_token="t", region="eu-west-1", profile="p")
+        options = self.of(tmp_path, key_id="k", secret_key="s", session_token="t", region="eu-west-1", profile="p")
 
         pair = {"key": "k", "secret": "s", "token": "t", "anon": False}
-        assert said == {**pair, "client_kwargs": {"region_name": "eu-west-1"}}
+        assert options == {**pair, "client_kwargs": {"region_name": "eu-west-1"}}
 
     def test_the_session_token_of_the_environment_is_not_used_with_configured_keys(self, tmp_path: Path) -> None:
-        said = self.of(tmp_path, key_id="k", secret_key="s", session_token="", region="", profile="")
+        options = self.of(tmp_path, key_id="k", secret_key="s", session_token="", region="", profile="")
 
-        assert said == {"key": "k", "secret": "s", "token": None, "anon": False}
+        assert options == {"key": "k", "secret": "s", "token": None, "anon": False}
 
     def test_a_profile_takes_precedence_over_keys_of_the_environment(self, tmp_path: Path) -> None:
-        said = self.of(tmp_path, profile="p")
+        options = self.of(tmp_path, profile="p")
 
-        assert said == {"profile": "p", "key": None, "secret": None, "token": None, "anon": False}
+        assert options == {"profile": "p", "key": None, "secret": None, "token": None, "anon": False}
 
     def test_an_empty_entry_passes_no_options(self, tmp_path: Path) -> None:
         assert self.of(tmp_path, key_id="", secret_key=None) == {}
@@ -223,9 +223,9 @@ class TestMistakes:
 
 
 def test_the_repr_of_credentials_has_no_secret(tmp_path: Path) -> None:
-    said = {"key_id": "k", "secret_key": "hunter2", "session_token": "hunter3"}
+    keys = {"key_id": "k", "secret_key": "hunter2", "session_token": "hunter3"}
     address = Address.parse("s3://b/m")
-    credentials = find_credentials(address, environ(tmp_path, {"s3": {"": said}}))
+    credentials = find_credentials(address, environ(tmp_path, {"s3": {"": keys}}))
 
     assert "hunter" not in f"{credentials!r} {with_credentials(address, credentials)!r}"
     assert with_credentials(address, credentials).redact("hunter2, hunter3") == "***, ***"

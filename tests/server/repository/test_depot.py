@@ -26,12 +26,12 @@ ONE, TWO = "s3://one/models", "s3://two/models"
 @pytest.fixture
 def bucket() -> Iterator[type[Guarded]]:
     """Two buckets with a model and a key each."""
-    with guarded() as made:
-        store = made(key="first")
+    with guarded() as storage:
+        store = storage(key="first")
         for name in ("one", "two"):
             store.pipe_file(f"s3://{name}/models/{name}/config.pbtxt", name.encode())
-        made.keys.update(one="k1", two="k2")
-        yield made
+        storage.keys.update(one="k1", two="k2")
+        yield storage
 
 
 class Keys:
@@ -56,10 +56,10 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
 def remote(bucket: type[Guarded], keys: Keys) -> Iterator[Remote]:
     """The first bucket, opened with its key."""
     keys.say(one="k1")
-    made = Remote(ONE)
-    made.open()
-    yield made
-    made.close()
+    new_remote = Remote(ONE)
+    new_remote.open()
+    yield new_remote
+    new_remote.close()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -85,8 +85,8 @@ class TestKeys:
     def test_a_client_with_a_key_is_not_shared_through_the_cache_of_fsspec(
         self, bucket: type[Guarded], keys: Keys, remote: Remote
     ) -> None:
-        assert bucket.made[-1] == {"key": "k1", "secret": "hunter2", "token": None, "anon": False}
-        assert fsspec.filesystem("s3", **bucket.made[-1]) is not remote._depot.filesystem
+        assert bucket.opened_options[-1] == {"key": "k1", "secret": "hunter2", "token": None, "anon": False}
+        assert fsspec.filesystem("s3", **bucket.opened_options[-1]) is not remote._depot.filesystem
 
     def test_an_error_of_the_store_does_not_reveal_the_keys(self, bucket: type[Guarded], remote: Remote) -> None:
         bucket.fails["/one/models"] = RuntimeError("bad signature of hunter2")
@@ -119,11 +119,11 @@ class TestChanges:
     def test_the_client_is_kept_while_the_credential_file_is_unchanged(
         self, bucket: type[Guarded], keys: Keys, remote: Remote
     ) -> None:
-        made = len(bucket.made)
+        count = len(bucket.opened_options)
         remote.refresh_all()
         remote.names()
 
-        assert len(bucket.made) == made
+        assert len(bucket.opened_options) == count
 
     def test_an_unreadable_credential_file_is_logged_once_and_keeps_the_credentials(
         self, bucket: type[Guarded], keys: Keys, remote: Remote, caplog: pytest.LogCaptureFixture
@@ -195,7 +195,7 @@ class TestAnonymousAccess:
         remote.open()
         remote.close()
 
-        assert bucket.made[-1] == {"account_name": "acct", "anon": True}
+        assert bucket.opened_options[-1] == {"account_name": "acct", "anon": True}
 
     @pytest.mark.parametrize("error", [NONE_HAD, ClientAuthenticationError("the key is wrong")])
     def test_a_failure_of_a_configured_azure_identity_is_an_error(
@@ -257,7 +257,7 @@ def test_azure_and_google_clients_get_their_credentials(bucket: type[Guarded], k
     ):
         with pytest.raises(RemoteError):  # the buckets do not accept this key
             Remote(url).open()
-        assert options in bucket.made
+        assert options in bucket.opened_options
 
 
 def test_a_google_file_rewritten_in_place_makes_a_new_client(bucket: type[Guarded], keys: Keys, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_google_file_rewritten_in_place_makes_a_new_client(bucket: type[Guarde
         google.write_text(json.dumps({"type": "service_account", "private_key": key}))
         depot.reconnect()
 
-    assert bucket.made.count({"token": str(google)}) == 2
+    assert bucket.opened_options.count({"token": str(google)}) == 2
 
 
 def test_cortex_and_seldon_models_are_read_anonymously_without_credentials(

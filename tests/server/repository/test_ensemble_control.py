@@ -146,11 +146,11 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     write(tmp_path)
-    made = House(tmp_path)
-    await made.control.start()
+    new_house = House(tmp_path)
+    await new_house.control.start()
     async with asyncio.timeout(30):
-        yield made
-    await made.stop()
+        yield new_house
+    await new_house.stop()
 
 
 @pytest.mark.anyio
@@ -229,8 +229,8 @@ class TestChangesDuringLoads:
             return await open_(spec)
 
         await look_twice(house.control)
-        whole = file.read_text()
-        file.write_text(f"{whole}\n")
+        original = file.read_text()
+        file.write_text(f"{original}\n")
         (tmp_path / "a" / "1").rename(tmp_path / "a" / "2")
         (tmp_path / "aa" / "1").rename(tmp_path / "aa" / "2")
         with monkeypatch.context() as patch:
@@ -241,7 +241,7 @@ class TestChangesDuringLoads:
             ["1"],
             [],
         )
-        file.write_text(whole)
+        file.write_text(original)
         await look_twice(house.control)
 
         assert house.versions("aa") == ["2"]

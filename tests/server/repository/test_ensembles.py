@@ -22,21 +22,21 @@ PLAIN = config("m", ["in"], ["out"], [ONE])
 
 class TestConfiguration:
     def test_the_steps_of_an_ensemble_are_read(self) -> None:
-        said, findings = read_text(
+        statement, findings = read_text(
             PLAIN.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 3").replace("-1", "2")
         )
 
         assert findings == []
-        assert said.values["ensemble"] == EnsembleSpec((Step("m", "2", {"x": "in"}, {"y": "out"}),), 3)
-        assert "model.backend" not in said.values
+        assert statement.values["ensemble"] == EnsembleSpec((Step("m", "2", {"x": "in"}, {"y": "out"}),), 3)
+        assert "model.backend" not in statement.values
 
     def test_the_ensemble_in_the_docs_is_valid(self) -> None:
         page = (Path(__file__).parents[3] / "docs" / "ensembles.md").read_text("utf-8")
         text = page.split("```")[1].replace('"pipeline"', '"m"')
 
-        said, findings = read_text(text)
+        statement, findings = read_text(text)
         assert findings == []
-        assert [step.version for step in said.values["ensemble"].steps] == ["", "", "2"]
+        assert [step.version for step in statement.values["ensemble"].steps] == ["", "", "2"]
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -72,14 +72,14 @@ class TestConfiguration:
 
     def test_parameters_of_an_ensemble_are_informational(self) -> None:
         """Riva's clients read them. An ensemble runs nothing itself to which a known parameter could apply."""
-        said, findings = read_text(PLAIN + "".join(f'parameters {{ key: "{name}" value {{ string_value: "x" }} }}'
+        statement, findings = read_text(PLAIN + "".join(f'parameters {{ key: "{name}" value {{ string_value: "x" }} }}'
                               for name in ("chunk_size", "execution_mode")))  # fmt: skip
 
         assert [(finding.is_mistake, finding.message.partition(":")[0]) for finding in findings] == [
             (False, "parameter 'chunk_size' is informational"),
             (False, "parameter 'execution_mode' is informational"),
         ]
-        assert not [name for name in said.values if name.startswith("runtime.")]
+        assert not [name for name in statement.values if name.startswith("runtime.")]
 
     def test_the_folder_of_an_ensemble_needs_a_version_but_no_file(self, tmp_path: Path) -> None:
         write_ensemble(tmp_path, "chain", CHAIN, 1, 3)

@@ -18,8 +18,8 @@ def read(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def accelerator(name: str, **parameters: str) -> str:
-    said = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
-    return f'optimization {{ execution_accelerators {{ gpu_execution_accelerator {{ name: "{name}" {said} }} }} }}'
+    fields = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
+    return f'optimization {{ execution_accelerators {{ gpu_execution_accelerator {{ name: "{name}" {fields} }} }} }}'
 
 
 def parameter(name: str, value: str) -> str:
@@ -39,7 +39,7 @@ class TestAccelerators:
         }
 
     @pytest.mark.parametrize(
-        ("said", "options"),
+        ("parameters", "options"),
         [
             ({}, {}),
             ({"precision_mode": "FP32"}, {}),
@@ -56,9 +56,9 @@ class TestAccelerators:
         ],
     )  # fmt: skip
     def test_tritons_tensorrt_parameters_become_onnx_runtime_options(
-        self, said: dict[str, str], options: dict[str, str]
+        self, parameters: dict[str, str], options: dict[str, str]
     ) -> None:
-        values, messages = read(accelerator("tensorrt", **said))
+        values, messages = read(accelerator("tensorrt", **parameters))
 
         assert messages == []
         assert values["runtime.tensorrt"] is True
@@ -110,13 +110,13 @@ class TestAccelerators:
         name = data.draw(st.sampled_from([*OPTIONS[provider], "precision_mode", "max_workspace_size_bytes", "zzz"]))
         values = st.one_of(st.text(max_size=8), st.sampled_from(["1", "false", "-1", "x:1x2"]), st.integers().map(str))
         value = data.draw(values)
-        for option, taken, wrong in accelerators.read(provider, {name: value}):
-            assert wrong or (option in OPTIONS[provider] and OPTIONS[provider][option](taken) == taken)
+        for option, converted, wrong in accelerators.read(provider, {name: value}):
+            assert wrong or (option in OPTIONS[provider] and OPTIONS[provider][option](converted) == converted)
 
 
 class TestParameters:
     @pytest.mark.parametrize(
-        ("name", "value", "said", "as_"),
+        ("name", "value", "key", "as_"),
         [
             ("cudnn_conv_algo_search", "0", "runtime.cuda.cudnn_conv_algo_search", "EXHAUSTIVE"),
             ("arena_extend_strategy", "1", "runtime.cuda.arena_extend_strategy", "kSameAsRequested"),
@@ -127,12 +127,12 @@ class TestParameters:
         ],
     )
     def test_deprecated_triton_parameters_and_penstock_parameters_are_read(
-        self, name: str, value: str, said: str, as_: str
+        self, name: str, value: str, key: str, as_: str
     ) -> None:
         values, messages = read(parameter(name, value))
 
         assert messages == []
-        assert values[said] == as_
+        assert values[key] == as_
         assert "runtime.cuda" not in values  # none of them requests a GPU
 
     @pytest.mark.parametrize("backend", ["tensorflow", "python"])

@@ -80,18 +80,18 @@ class TestNumbers:
         answer.set()
 
     def test_the_driver_is_queried_once_and_only_on_demand(self) -> None:
-        asked: list[int] = []
+        queries: list[int] = []
 
         def count() -> int:
-            asked.append(1)
+            queries.append(1)
             return 1
 
         counting = SimpleNamespace(device_count=count, capability=lambda number: "9.0")
         gpus = Gpus(sources=machine(cast(Runtime, counting)))
-        before = list(asked)
+        before = list(queries)
         found = [gpus.numbers, gpus.numbers]
 
-        assert (before, asked, found) == ([], [1], [(0,), (0,)])
+        assert (before, queries, found) == ([], [1], [(0,), (0,)])
 
 
 class TestDefaultDevices:
@@ -169,10 +169,10 @@ class TestSettings:
     def test_any_text_is_parsed_or_rejected_with_a_message_that_quotes_it(
         self, parse: Callable[[str], Any], text: str
     ) -> None:
-        told = ""
+        message = ""
         try:
             parse(text)
         except ValueError as error:
-            told = str(error)
+            message = str(error)
 
-        assert not told or text in told or repr(text) in told
+        assert not message or text in message or repr(text) in message

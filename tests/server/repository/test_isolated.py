@@ -29,14 +29,14 @@ def entry(root: Path, toml: str, name: str = "model.onnx") -> ModelEntry:
     return found
 
 
-def said_of(spec: ModelSpec) -> dict[str, str]:
+def parameters_of(spec: ModelSpec) -> dict[str, str]:
     return {name: value for name, value in spec.options.items() if name == "isolated" or name.startswith("worker.")}
 
 
 def test_the_limits_of_an_isolated_models_process_reach_its_loader(tmp_path: Path) -> None:
     (spec,) = entry(tmp_path, ISOLATED + LIMITS).specs
 
-    assert said_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
+    assert parameters_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
     assert (spec.backend, spec.worker.memory_bytes, spec.worker.timeout_s) == ("onnxruntime", 900 << 20, 2.5)
 
 
@@ -47,13 +47,13 @@ def test_a_single_file_model_may_be_isolated(tmp_path: Path) -> None:
     ((found,), _) = scan([tmp_path / "m.onnx"], Defaults())
 
     (spec,) = found.specs
-    assert said_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
+    assert parameters_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
 
 
 def test_a_model_with_isolated_set_to_false_stays_in_the_server(tmp_path: Path) -> None:
     (spec,) = entry(tmp_path, ISOLATED.replace("true", "false")).specs
 
-    assert said_of(spec) == {"isolated": "0"}
+    assert parameters_of(spec) == {"isolated": "0"}
 
 
 @pytest.mark.parametrize(

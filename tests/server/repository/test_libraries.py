@@ -19,8 +19,8 @@ from tests.server.repository.folders import make, native
 TOML = '[model]\nversions = "all"\n[runtime]\ncustom_op_libraries = ["a.so", "ops/b.so"]\n'
 
 
-def read(root: Path, given: str | None = None) -> ModelEntry:
-    config = None if given is None else text_format.Parse(given, model_config_pb2().ModelConfig())
+def read(root: Path, config_text: str | None = None) -> ModelEntry:
+    config = None if config_text is None else text_format.Parse(config_text, model_config_pb2().ModelConfig())
     entry = read_folder(root / "m", Defaults(), config)
     assert entry is not None
     return entry
@@ -53,8 +53,8 @@ def test_a_version_without_its_library_is_left_out_with_the_line_of_the_mistake(
 
 
 def test_an_absolute_library_path_is_used_and_not_revealed_when_missing(tmp_path: Path) -> None:
-    said = f'\nmodel_operations {{ op_library_filename: "{tmp_path}/ops/a.so" }}'
-    make(tmp_path, "m/1/model.onnx", "ops/a.so", m=said)
+    operations = f'\nmodel_operations {{ op_library_filename: "{tmp_path}/ops/a.so" }}'
+    make(tmp_path, "m/1/model.onnx", "ops/a.so", m=operations)
     assert places(read(tmp_path)) == [[f"{tmp_path}/ops/a.so"]]
     (tmp_path / "ops" / "a.so").unlink()
 

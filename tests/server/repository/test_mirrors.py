@@ -28,9 +28,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def store() -> Iterator[type[Store]]:
-    with registered() as made:
+    with registered() as new_store:
         put({"a/1/model.onnx": "a"})
-        yield made
+        yield new_store
 
 
 @asynccontextmanager

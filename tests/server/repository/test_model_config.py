@@ -104,9 +104,9 @@ METRIC = 'model_metrics { metric_control { metric_identifier { family: "%s" } hi
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
-@pytest.mark.parametrize(("said", "bounds"), [("-1, 0.0, 2.5", (-1, 0, 2.5)), ("7", (7,))])
-def test_the_buckets_of_a_histogram_are_read(said: str, bounds: tuple[float, ...]) -> None:
-    statement, findings = read_text(METRIC % (FIRST_RESPONSE, said))
+@pytest.mark.parametrize(("buckets", "bounds"), [("-1, 0.0, 2.5", (-1, 0, 2.5)), ("7", (7,))])
+def test_the_buckets_of_a_histogram_are_read(buckets: str, bounds: tuple[float, ...]) -> None:
+    statement, findings = read_text(METRIC % (FIRST_RESPONSE, buckets))
 
     assert (statement.get("metrics.first_response_ms"), findings) == (bounds, [])
 
@@ -131,9 +131,9 @@ def test_an_incomplete_metric_control_is_a_mistake(control: str, text: str) -> N
     assert text in finding.message
 
 
-@pytest.mark.parametrize("said", ["1, 1", "2, 1", "1, inf", "nan"])
-def test_histogram_buckets_that_do_not_ascend_are_a_mistake(said: str) -> None:
-    statement, [finding] = read_text("\n" + METRIC % (FIRST_RESPONSE, said))
+@pytest.mark.parametrize("buckets", ["1, 1", "2, 1", "1, inf", "nan"])
+def test_histogram_buckets_that_do_not_ascend_are_a_mistake(buckets: str) -> None:
+    statement, [finding] = read_text("\n" + METRIC % (FIRST_RESPONSE, buckets))
 
     assert (finding.line, finding.is_mistake, "each above the one before it" in finding.message) == (2, True, True)
     assert statement.get("metrics.first_response_ms") is None
@@ -147,11 +147,11 @@ def test_a_metric_that_is_not_customizable_is_a_warning() -> None:
     assert text in finding.message
 
 
-@pytest.mark.parametrize("said", ["default_priority_level: 1", "priority_queue_policy { key: 1 value { } }"])
-def test_priority_settings_without_priority_levels_are_a_warning(said: str) -> None:
-    stated, [finding] = read_text(f"dynamic_batching {{ {said} }}")
+@pytest.mark.parametrize("batching", ["default_priority_level: 1", "priority_queue_policy { key: 1 value { } }"])
+def test_priority_settings_without_priority_levels_are_a_warning(batching: str) -> None:
+    stated, [finding] = read_text(f"dynamic_batching {{ {batching} }}")
 
-    name = said.partition(":")[0].partition(" ")[0]
+    name = batching.partition(":")[0].partition(" ")[0]
     text = f"field 'dynamic_batching.{name}' has no effect without 'priority_levels' for m"
     assert (finding.message, finding.is_mistake) == (text, False)
     assert not {"batching.default_priority", "batching.level_policies"} & stated.values.keys()

@@ -120,12 +120,12 @@ class TestConfig:
          '{"a":' * 9000],
     )  # fmt: skip
     def test_an_invalid_configuration_is_rejected_with_a_short_message(self, text: str) -> None:
-        code, said = refusal(overrides.read_config, "m", text)
+        code, message = refusal(overrides.read_config, "m", text)
 
         assert code is Code.INVALID
-        assert said.startswith("failed to load 'm': load parameter 'config' is not a ModelConfig in JSON: ")
-        assert len(said) < 600
-        assert "versionPolicy" not in said
+        assert message.startswith("failed to load 'm': load parameter 'config' is not a ModelConfig in JSON: ")
+        assert len(message) < 600
+        assert "versionPolicy" not in message
 
 
 def test_a_configuration_with_too_many_values_is_rejected() -> None:

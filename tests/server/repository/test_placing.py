@@ -157,7 +157,7 @@ class TestMissingGpu:
         assert (finding.is_mistake, finding.message.removesuffix(WAY_OUT), finding.line > 0) == (True, reason, True)
 
     @pytest.mark.parametrize(
-        ("toml", "gpus", "told"),
+        ("toml", "gpus", "suggested"),
         [
             ("", NO_DRIVER, True),
             ("", NONE, True),
@@ -166,11 +166,11 @@ class TestMissingGpu:
         ],
     )
     def test_a_missing_gpu_suggests_cpu_fallback_unless_the_model_disallows_it(
-        self, tmp_path: Path, toml: str, gpus: Gpus, told: bool
+        self, tmp_path: Path, toml: str, gpus: Gpus, suggested: bool
     ) -> None:
         (finding,) = read(tmp_path, KIND_GPU, toml, gpus).findings
 
-        assert finding.message.endswith(WAY_OUT) is told
+        assert finding.message.endswith(WAY_OUT) is suggested
 
     def test_a_wrong_gpu_number_is_a_mistake_despite_cpu_fallback(self, tmp_path: Path) -> None:
         (finding,) = read(tmp_path, None, '[instances]\ndevices = ["cuda:2"]', TWO, cpu_fallback=True).findings
@@ -299,9 +299,11 @@ class TestOptions:
             "tensorrt.trt_cuda_graph_enable": "1",
         }
 
-    @pytest.mark.parametrize(("said", "graphs"), [("true", "1"), ("false", "0"), ('"auto"', "auto")])
-    def test_graphs_without_tensorrt_are_an_option_of_the_binding(self, tmp_path: Path, said: str, graphs: str) -> None:
-        assert self.options(tmp_path, "", f"[runtime]\ngpu_graphs = {said}")["penstock.gpu_graphs"] == graphs
+    @pytest.mark.parametrize(("toml_value", "graphs"), [("true", "1"), ("false", "0"), ('"auto"', "auto")])
+    def test_graphs_without_tensorrt_are_an_option_of_the_binding(
+        self, tmp_path: Path, toml_value: str, graphs: str
+    ) -> None:
+        assert self.options(tmp_path, "", f"[runtime]\ngpu_graphs = {toml_value}")["penstock.gpu_graphs"] == graphs
 
     def test_the_memory_options_are_read_back_by_the_budget(self, tmp_path: Path) -> None:
         toml = '[runtime]\ngpu_graphs = "auto"\ngpu_memory = 4096\n[batching]\nmax_batch_size = 3'
@@ -330,15 +332,15 @@ class TestOptions:
 
     @settings(max_examples=40)
     @given(st.integers(0, 2**20), st.booleans())
-    def test_the_rows_of_profiles_ascend_to_the_max_batch_size(self, most: int, said: bool) -> None:
-        policy = BatchPolicy(max_batch_rows=most) if said else BatchPolicy(default_max_batch_rows=max(1, most))
+    def test_the_rows_of_profiles_ascend_to_the_max_batch_size(self, most: int, configured: bool) -> None:
+        policy = BatchPolicy(max_batch_rows=most) if configured else BatchPolicy(default_max_batch_rows=max(1, most))
         stated = ParsedConfig(Path("m"), {"runtime.tensorrt": True})
         spec, findings = place_model(ModelSpec("m", 1, Path("m"), policy=policy), stated, Defaults(gpus=TWO))
         rows = [int(word) for word in spec.options.get("penstock.rows", "").split(",") if word]
 
         assert findings == []
         assert rows == sorted(set(rows))
-        assert rows[-1:] == ([most] if said and most else [max(1, most)] if not said else [])
+        assert rows[-1:] == ([most] if configured and most else [max(1, most)] if not configured else [])
 
 
 class TestRequests:
@@ -346,11 +348,11 @@ class TestRequests:
     def test_a_configuration_in_a_request_may_not_name_files(self, tmp_path: Path, name: str) -> None:
         text = TENSORRT.replace("} } }", f'parameters {{ key: "{name}" value: "/etc/x" }} }} }} }}')
         entry = read(tmp_path, text)
-        given = read_folder(tmp_path / "m", Defaults(gpus=TWO), entry.config)
+        parsed = read_folder(tmp_path / "m", Defaults(gpus=TWO), entry.config)
 
         assert spec_of(entry).options[f"tensorrt.{name}"] == "/etc/x"
-        assert given is not None
-        assert [finding.message for finding in given.findings] == [
+        assert parsed is not None
+        assert [finding.message for finding in parsed.findings] == [
             f"parameter '{name}' names a path on the server's machine and cannot be set by a request"
         ]
 
@@ -379,9 +381,9 @@ class TestReportedConfiguration:
     )])  # fmt: skip
     def test_pinned_memory_is_reported(self, tmp_path: Path, config: str, pinned: tuple[bool, bool]) -> None:
         entry = read(tmp_path, config)
-        said = to_json(complete_config(entry.config, spec_of(entry), ""))["optimization"]
+        optimization = to_json(complete_config(entry.config, spec_of(entry), ""))["optimization"]
 
-        assert (said["input_pinned_memory"]["enable"], said["output_pinned_memory"]["enable"]) == pinned
+        assert (optimization["input_pinned_memory"]["enable"], optimization["output_pinned_memory"]["enable"]) == pinned
 
 
 @settings(max_examples=60)
@@ -392,12 +394,12 @@ class TestReportedConfiguration:
     st.booleans(),
 )
 def test_any_model_is_placed_on_existing_devices_or_is_a_mistake(
-    gpus: tuple[int, ...] | None, said: list[tuple[int, str]], asked: dict[str, Any], allowed: bool
+    gpus: tuple[int, ...] | None, instance_groups: list[tuple[int, str]], options: dict[str, Any], allowed: bool
 ) -> None:
     from penstock.server.repository.placing import resolve_devices
 
-    groups = tuple(InstanceGroup(count, (device,)) for count, device in said)
-    values = {**asked, **({"instances": groups} if groups else {})}
+    groups = tuple(InstanceGroup(count, (device,)) for count, device in instance_groups)
+    values = {**options, **({"instances": groups} if groups else {})}
     stated = resolve_devices(ParsedConfig(Path("m"), values), "onnxruntime", Gpus.from_numbers(gpus))
     spec, findings = place_model(
         ModelSpec("m", 1, Path("m")), stated, Defaults(gpus=Gpus.from_numbers(gpus), cpu_fallback=allowed)
@@ -405,9 +407,9 @@ def test_any_model_is_placed_on_existing_devices_or_is_a_mistake(
     used = {device for group in spec.instances for device in group.devices}
 
     assert ANY_DEVICE not in used
-    assert any(finding.is_mistake for finding in findings) <= (not allowed or bool(said and gpus))
+    assert any(finding.is_mistake for finding in findings) <= (not allowed or bool(instance_groups and gpus))
     if not findings:
         assert gpus is None or used <= {"cpu", *(f"cuda:{number}" for number in gpus)}
-        assert "runtime.cuda" not in asked or used != {"cpu"}
+        assert "runtime.cuda" not in options or used != {"cpu"}
     if spec.fallback_reason:
         assert used == {"cpu"}

@@ -107,15 +107,15 @@ def test_requests_are_not_batched_without_dynamic_batching(tmp_path: Path) -> No
 
 
 def test_a_batch_of_an_iterative_sequence_may_be_full(tmp_path: Path) -> None:
-    said = CONFIG + "sequence_batching { iterative_sequence: true oldest {} }"
-    (spec,) = read(written(tmp_path / "a", said)).specs
-    (capped,) = read(written(tmp_path / "b", said, "[batching]\ncap = 3\n")).specs
+    config = CONFIG + "sequence_batching { iterative_sequence: true oldest {} }"
+    (spec,) = read(written(tmp_path / "a", config)).specs
+    (capped,) = read(written(tmp_path / "b", config, "[batching]\ncap = 3\n")).specs
 
     assert (spec.policy.cap_rows, capped.policy.cap_rows) == (8, 3)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "optimization",
     [
         "graph { level: 1 }",
         "priority: PRIORITY_MAX",
@@ -125,8 +125,8 @@ def test_a_batch_of_an_iterative_sequence_may_be_full(tmp_path: Path) -> None:
         'execution_accelerators { cpu_execution_accelerator { name: "openvino" } }',
     ],
 )
-def test_optimization_settings_of_a_python_model_are_a_warning(tmp_path: Path, said: str) -> None:
-    entry = read(written(tmp_path, CONFIG + f"optimization {{ {said} }}"))
+def test_optimization_settings_of_a_python_model_are_a_warning(tmp_path: Path, optimization: str) -> None:
+    entry = read(written(tmp_path, CONFIG + f"optimization {{ {optimization} }}"))
 
     assert [spec.options for spec in entry.specs] == [{}]
     assert mistakes(entry) == []
@@ -181,14 +181,14 @@ def test_the_worker_options_of_a_python_model_are_read(tmp_path: Path) -> None:
     (folder / "r.txt").write_text("")
 
     (spec,) = read(folder).specs
-    said = spec.worker
-    assert (said.requirements, said.timeout_s, said.memory_bytes) == (folder / "r.txt", 3.0, 5 << 20)
-    assert said.interpreter == "p"
+    worker = spec.worker
+    assert (worker.requirements, worker.timeout_s, worker.memory_bytes) == (folder / "r.txt", 3.0, 5 << 20)
+    assert worker.interpreter == "p"
 
 
-@pytest.mark.parametrize("said", ["$$TRITON_MODEL_DIRECTORY/env.tar.gz", "env.tar.gz"])
-def test_a_packed_environment_in_the_models_folder_is_found(tmp_path: Path, said: str) -> None:
-    text = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{said}" }} }}'
+@pytest.mark.parametrize("env_path", ["$$TRITON_MODEL_DIRECTORY/env.tar.gz", "env.tar.gz"])
+def test_a_packed_environment_in_the_models_folder_is_found(tmp_path: Path, env_path: str) -> None:
+    text = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{env_path}" }} }}'
     folder = written(tmp_path, None)
     (folder / "env.tar.gz").write_bytes(b"")
     (folder / "config.pbtxt").write_text(CONFIG + text)
@@ -233,8 +233,8 @@ def test_check_prints_the_worker_options_of_a_python_model(tmp_path: Path) -> No
     folder = written(tmp_path, toml="[worker]\nrequirements = 'r.txt'\ntimeout_s = 3\nmemory_mb = 5\n")
     (folder / "r.txt").write_text("")
 
-    said = f"  worker     Python: that of the server, environment: {folder}/r.txt, timeout: 3 s, memory: at most 5 MB"
-    assert said in str(check([tmp_path], LOADERS)).splitlines()
+    line = f"  worker     Python: that of the server, environment: {folder}/r.txt, timeout: 3 s, memory: at most 5 MB"
+    assert line in str(check([tmp_path], LOADERS)).splitlines()
 
 
 def test_check_prints_that_auto_complete_config_sets_the_rest(tmp_path: Path) -> None:
@@ -280,8 +280,8 @@ def test_check_reports_a_model_that_certainly_has_no_class(tmp_path: Path, sourc
     folder = written(tmp_path)
     (folder / "1" / "model.py").write_text(source)
 
-    told = [f"{folder}/1/model.py: has no class TritonPythonModel"] if lacks else []
-    assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == told
+    expected = [f"{folder}/1/model.py: has no class TritonPythonModel"] if lacks else []
+    assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == expected
 
 
 def test_check_reports_an_interpreter_that_does_not_exist(tmp_path: Path) -> None:

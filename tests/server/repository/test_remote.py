@@ -23,19 +23,19 @@ MODEL = {"a/config.pbtxt": "one", "a/1/model.onnx": "11", "a/2/model.onnx": "22"
 
 @pytest.fixture
 def store() -> Iterator[type[Store]]:
-    with registered() as made:
-        yield made
+    with registered() as new_store:
+        yield new_store
 
 
 @pytest.fixture
 def remote(store: type[Store]) -> Iterator[Remote]:
     put(MODEL)
-    made = Remote(URL)
-    made.open()
+    new_remote = Remote(URL)
+    new_remote.open()
     try:
-        yield made
+        yield new_remote
     finally:
-        made.close()
+        new_remote.close()
 
 
 def there(remote: Remote) -> dict[str, str]:
@@ -197,8 +197,8 @@ def test_the_copy_matches_the_store_after_any_changes(steps: list[tuple[str, str
             assert remote.refresh_all() == {}
 
             models = {name.partition("/")[0] for name in held if re.match(r"./([12]/|config)", name)}
-            wanted = {name: text for name, text in held.items() if name[0] in models}
-            assert {name: text for name, text in there(remote).items() if not name.endswith("/")} == wanted
+            expected = {name: text for name, text in held.items() if name[0] in models}
+            assert {name: text for name, text in there(remote).items() if not name.endswith("/")} == expected
             assert remote.names() == sorted(models)
         finally:
             remote.close()

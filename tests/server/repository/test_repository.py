@@ -133,7 +133,7 @@ class TestStates:
         make(tmp_path, "a/1/model.onnx")
         repository, engine, _ = loaded(tmp_path)
 
-        assert engine.seen == [{"name": "a", "version": "1", "state": "LOADING"}]
+        assert engine.indexes == [{"name": "a", "version": "1", "state": "LOADING"}]
         assert repository.index(ready=True) == repository.index()
 
     def test_the_server_is_not_ready_before_loading_has_ended(self, tmp_path: Path) -> None:

@@ -109,10 +109,10 @@ class TestVersions:
 
     @pytest.mark.parametrize("name", ["model.keras", "model.h5", "weights.hdf5"])
     @pytest.mark.parametrize(
-        "said", ["", 'platform: "tensorflow_savedmodel"', 'backend: "onnxruntime" default_model_filename: "model.h5"']
+        "config", ["", 'platform: "tensorflow_savedmodel"', 'backend: "onnxruntime" default_model_filename: "model.h5"']
     )
-    def test_a_keras_file_is_a_mistake_that_suggests_a_savedmodel(self, tmp_path: Path, name: str, said: str) -> None:
-        entry = entries(make(tmp_path, f"m/1/{name}", m=said))["m"]
+    def test_a_keras_file_is_a_mistake_that_suggests_a_savedmodel(self, tmp_path: Path, name: str, config: str) -> None:
+        entry = entries(make(tmp_path, f"m/1/{name}", m=config))["m"]
 
         assert mistakes(entry) == [
             "is a Keras file; serve the SavedModel that its model.export(FOLDER) writes (docs/tensorflow.md)"
@@ -205,16 +205,16 @@ def test_an_impossible_file_name_in_config_pbtxt_affects_only_its_model(tmp_path
 
 @pytest.mark.parametrize("name", ["a\\u0000b", "a" * 300], ids=["NUL", "long"])
 @pytest.mark.parametrize(
-    "said",
+    "toml",
     [
         '[hooks]\nfile = "NAME"', '[hooks]\nfile = "h.py"\nworkers = 1\nrequirements = "NAME"',
         '[model]\nbackend = "python"\n[worker]\nrequirements = "NAME"', '[model]\nfile = "NAME"',
         '[runtime]\ncustom_op_libraries = ["NAME"]',
     ],
 )  # fmt: skip
-def test_an_impossible_file_name_in_penstock_toml_affects_only_its_model(tmp_path: Path, said: str, name: str) -> None:
+def test_an_impossible_file_name_in_penstock_toml_affects_only_its_model(tmp_path: Path, toml: str, name: str) -> None:
     make(tmp_path, "m/1/model.onnx", "other/1/model.onnx", "m/h.py")
-    native(tmp_path, "m", said.replace("NAME", name))
+    native(tmp_path, "m", toml.replace("NAME", name))
     found = entries(tmp_path)
 
     assert versions(found["other"]) == [1]
@@ -244,6 +244,12 @@ class TestFolders:
             ("2", "is ignored: a broken link to /unmounted/2", False),
         ]
 
+    def test_a_model_file_that_is_a_broken_link_is_named_as_such(self, tmp_path: Path) -> None:
+        root = make(tmp_path, "m/1/labels.txt")
+        (root / "m" / "1" / "model.onnx").symlink_to("/unmounted/model.onnx")
+
+        assert mistakes(entries(root)["m"]) == ["model.onnx is a broken link to /unmounted/model.onnx"]
+
     def test_a_model_with_a_mistake_does_not_affect_other_models(self, tmp_path: Path) -> None:
         found = entries(make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="max_batch_sise: 3"))
 
@@ -265,7 +271,7 @@ class TestFolders:
         assert mistakes(entries(tmp_path, tmp_path / "m" / "..")["m"]) == []
 
     @pytest.mark.parametrize(
-        ("given", "message"),
+        ("path_text", "message"),
         [
             ("gone", "does not exist"),
             ("file.txt", "is neither a folder nor an .onnx file"),
@@ -279,9 +285,9 @@ class TestFolders:
             (".hidden.onnx", "a model's name must not start with '.'"),
         ],
     )
-    def test_a_path_that_is_not_a_repository_is_a_mistake(self, tmp_path: Path, given: str, message: str) -> None:
+    def test_a_path_that_is_not_a_repository_is_a_mistake(self, tmp_path: Path, path_text: str, message: str) -> None:
         make(tmp_path, "file.txt", "iris.keras", "m/1/model.onnx", ".hidden.onnx", "saved_model.pb")
-        found, findings = scan([tmp_path / given], Defaults())
+        found, findings = scan([tmp_path / path_text], Defaults())
 
         assert found == []
         assert len(findings) == 1

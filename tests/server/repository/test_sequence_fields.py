@@ -33,15 +33,15 @@ class TestReading:
         assert spec_of("") == SequenceSpec()
 
     def test_the_fields_of_direct_are_read(self) -> None:
-        said = (
+        fields = (
             "direct { max_queue_delay_microseconds: 5 minimum_slot_utilization: 0.5 } max_sequence_idle_microseconds: 7"
         )
 
-        assert spec_of(said) == SequenceSpec(max_delay_us=5, min_utilization=0.5, idle_us=7)
+        assert spec_of(fields) == SequenceSpec(max_delay_us=5, min_utilization=0.5, idle_us=7)
 
     def test_the_fields_of_oldest_include_batching_settings(self) -> None:
-        said = "preferred_batch_size: [ 4, 2 ] max_queue_delay_microseconds: 5 preserve_ordering: true"
-        values, messages = read(f"oldest {{ max_candidate_sequences: 8 {said} }}")
+        fields = "preferred_batch_size: [ 4, 2 ] max_queue_delay_microseconds: 5 preserve_ordering: true"
+        values, messages = read(f"oldest {{ max_candidate_sequences: 8 {fields} }}")
 
         assert not messages
         assert values["sequence"] == SequenceSpec(direct=False, max_candidates=8)
@@ -50,12 +50,12 @@ class TestReading:
         ]  # fmt: skip
 
     def test_controls_of_every_kind_are_read(self) -> None:
-        said = [
+        controls = [
             FLAG % ("s", "START", "int32_false_true: [ 0, 1 ]"), FLAG % ("e", "END", "fp32_false_true: [ -1, 1 ]"),
             FLAG % ("r", "READY", "bool_false_true: [ false, true ]"), FLAG % ("c", "CORRID", "data_type: TYPE_STRING"),
         ]  # fmt: skip
 
-        assert spec_of(" ".join(said)).controls == (
+        assert spec_of(" ".join(controls)).controls == (
             Control("s", "start", "INT32", (0, 1)), Control("e", "end", "FP32", (-1, 1)),
             Control("r", "ready", "BOOL", (0, 1)), Control("c", "corrid", "BYTES"),
         )  # fmt: skip
@@ -70,12 +70,16 @@ class TestReading:
         path = tmp_path / "initial_state" / "f"
         path.write_bytes(bytes(8))
 
-        (plain,) = spec_of(STATE % "use_same_buffer_for_input_output: true").states
+        (empty,) = spec_of(
+            (STATE % (INITIAL % "zero_data: true")).replace("dims: 2", "dims: -1", 1).replace("dims: 2", "dims: 0")
+        ).states
+        (state,) = spec_of(STATE % "use_same_buffer_for_input_output: true").states
         (zeros,) = spec_of(STATE % (INITIAL % "zero_data: true")).states
         (file,) = spec_of(STATE % (INITIAL % 'data_file: "f"'), tmp_path).states
 
-        assert plain == State("i", "o", "FP32", (2,))
+        assert state == State("i", "o", "FP32", (2,))
         assert (zeros.initial, zeros.initial_shape) == (None, (2,))
+        assert (empty.shape, empty.first_shape) == ((-1,), (0,))
         assert (file.initial, file.initial_shape) == (path, (2,))
 
 

@@ -107,9 +107,9 @@ def test_a_sample_file_that_links_out_of_the_warmup_folder_is_rejected(tmp_path:
     ],
 )  # fmt: skip
 def test_an_incomplete_sample_is_a_mistake_with_its_line(about: str, message: str) -> None:
-    (line, told), *others = read("\n\n" + SAMPLE.format(INPUT.format(about)))[1]
+    (line, text), *others = read("\n\n" + SAMPLE.format(INPUT.format(about)))[1]
 
-    assert (told, line, others) == (message, 3, [])
+    assert (text, line, others) == (message, 3, [])
 
 
 def test_a_sample_with_too_many_rows_is_rejected() -> None:

@@ -54,14 +54,14 @@ def parameters(**values: str) -> str:
 
 SAVED = "m/1/model.savedmodel/saved_model.pb"
 SERVING = "m/1/saved_model.pb"
-SAID = 'platform: "tensorflow_savedmodel"'
+PLATFORM = 'platform: "tensorflow_savedmodel"'
 
 
 class TestRecognition:
     @pytest.mark.parametrize(
         "config",
         [
-            SAID,
+            PLATFORM,
             'backend: "tensorflow"',
             'platform: "tensorflow_savedmodel" backend: "tensorflow"',
             'backend: "python" platform: "tensorflow_savedmodel"',
@@ -80,7 +80,7 @@ class TestRecognition:
         assert spec.path == (tmp_path / layout).parent
 
     def test_the_savedmodels_folder_may_have_another_name(self, tmp_path: Path) -> None:
-        text = f'{SAID} default_model_filename: "mine"'
+        text = f'{PLATFORM} default_model_filename: "mine"'
 
         assert only(read(make(tmp_path, "m/1/mine/saved_model.pb", m=text))).path == tmp_path / "m" / "1" / "mine"
 
@@ -118,24 +118,24 @@ class TestRecognition:
     def test_a_graphdef_is_rejected_with_an_alternative(self, tmp_path: Path, config: str) -> None:
         entry = read(make(tmp_path, "m/1/model.graphdef", m=config))
 
-        (said,) = mistakes(entry)
-        assert said[1] == (
+        (mistake,) = mistakes(entry)
+        assert mistake[1] == (
             "platform 'tensorflow_graphdef' is not supported: save the graph as a SavedModel and set "
             "tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
         )
         assert "GraphDefs" in (DOCS.parent / "tensorflow.md").read_text("utf-8")
 
     def test_a_contradictory_platform_and_backend_are_rejected_with_tritons_message(self, tmp_path: Path) -> None:
-        entry = read(make(tmp_path, SAVED, m=f'{SAID}\nbackend: "onnxruntime"'))
+        entry = read(make(tmp_path, SAVED, m=f'{PLATFORM}\nbackend: "onnxruntime"'))
 
         assert mistakes(entry) == [
             (1, "unexpected 'platform' and 'backend' pair, got:tensorflow_savedmodel, onnxruntime")
         ]
 
     def test_a_missing_configured_folder_is_reported_with_the_folders_found(self, tmp_path: Path) -> None:
-        (said,) = mistakes(read(make(tmp_path, SAVED, m=f'{SAID} default_model_filename: "mine"')))
+        (mistake,) = mistakes(read(make(tmp_path, SAVED, m=f'{PLATFORM} default_model_filename: "mine"')))
 
-        assert said[1] == "there is no mine, which the configuration names (found model.savedmodel)"
+        assert mistake[1] == "there is no mine, which the configuration names (found model.savedmodel)"
 
     @pytest.mark.parametrize(
         ("file", "text"),
@@ -145,9 +145,9 @@ class TestRecognition:
         ],
     )
     def test_a_missing_savedmodel_is_reported_with_the_files_found(self, tmp_path: Path, file: str, text: str) -> None:
-        (said,) = mistakes(read(make(tmp_path, file, m=SAID)))
+        (mistake,) = mistakes(read(make(tmp_path, file, m=PLATFORM)))
 
-        assert text in said[1]
+        assert text in mistake[1]
 
 
 class TestPaths:
@@ -215,7 +215,7 @@ def test_a_change_within_a_savedmodel_changes_its_fingerprint(tmp_path: Path, fi
 
 class TestParameters:
     def test_tritons_parameters_reach_the_loader(self, tmp_path: Path) -> None:
-        text = SAID + parameters(
+        text = PLATFORM + parameters(
             TF_SIGNATURE_DEF="predict", TF_GRAPH_TAG="serve", TF_NUM_INTRA_THREADS="2", TF_NUM_INTER_THREADS="3",
             TF_USE_PER_SESSION_THREADS="yes", MAX_SESSION_SHARE_COUNT="4",
         )  # fmt: skip
@@ -229,7 +229,7 @@ class TestParameters:
         }
 
     def test_empty_and_zero_parameters_set_nothing(self, tmp_path: Path) -> None:
-        text = SAID + parameters(TF_SIGNATURE_DEF="", TF_NUM_INTRA_THREADS="0")
+        text = PLATFORM + parameters(TF_SIGNATURE_DEF="", TF_NUM_INTRA_THREADS="0")
 
         assert only(read(make(tmp_path, SAVED, m=text))).options == {}
 
@@ -247,7 +247,7 @@ class TestParameters:
     def test_an_invalid_parameter_is_rejected_with_its_name_and_line(
         self, tmp_path: Path, name: str, value: str, text: str
     ) -> None:
-        entry = read(make(tmp_path, SAVED, m=SAID + parameters(**{name: value})))
+        entry = read(make(tmp_path, SAVED, m=PLATFORM + parameters(**{name: value})))
 
         assert mistakes(entry) == [(2, f"parameter '{name}' {text}")]
 
@@ -256,14 +256,14 @@ class TestParameters:
         assert f"| `{name}` |" in DOCS.read_text("utf-8")
 
     def test_different_signatures_in_the_two_files_are_a_mistake(self, tmp_path: Path) -> None:
-        make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="a"))
+        make(tmp_path, SAVED, m=PLATFORM + parameters(TF_SIGNATURE_DEF="a"))
         native(tmp_path, "m", '[runtime]\nsignature = "b"\n')
 
         assert mistakes(read(tmp_path)) == [(2, "runtime.signature is b here and a in config.pbtxt:2")]
 
     @given(st.text(st.characters(codec="utf-8", exclude_characters='"\\\n', exclude_categories=("Cc", "Cs"))))
     def test_a_signature_may_have_any_name(self, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-        root = make(tmp_path_factory.mktemp("r"), SAVED, m=SAID + parameters(TF_SIGNATURE_DEF=name))
+        root = make(tmp_path_factory.mktemp("r"), SAVED, m=PLATFORM + parameters(TF_SIGNATURE_DEF=name))
 
         assert only(read(root)).options == ({"TF_SIGNATURE_DEF": name} if name else {})
 
@@ -282,7 +282,7 @@ class TestOptimization:
         ],
     )
     def test_optimization_without_effect_on_answers_is_accepted(self, tmp_path: Path, text: str) -> None:
-        assert only(read(make(tmp_path, SAVED, m=f"{SAID} optimization {{ {text} }}"))).options == {}
+        assert only(read(make(tmp_path, SAVED, m=f"{PLATFORM} optimization {{ {text} }}"))).options == {}
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -308,10 +308,10 @@ class TestOptimization:
     def test_an_unsupported_accelerator_is_rejected_with_its_name_and_line(
         self, tmp_path: Path, text: str, message: str
     ) -> None:
-        ((line, said),) = mistakes(read(make(tmp_path, SAVED, m=f"{SAID}\noptimization {{ {text} }}")))
+        ((line, mistake),) = mistakes(read(make(tmp_path, SAVED, m=f"{PLATFORM}\noptimization {{ {text} }}")))
 
         assert line == 2
-        assert said.startswith(message)
+        assert mistake.startswith(message)
 
 
 class TestPenstockToml:
@@ -368,9 +368,9 @@ class TestPenstockToml:
         make(tmp_path, SAVED)
         native(tmp_path, "m", text)
 
-        ((line, said),) = mistakes(read(tmp_path))
+        ((line, mistake),) = mistakes(read(tmp_path))
         assert line == 2
-        assert said.startswith(message)
+        assert mistake.startswith(message)
 
     def test_a_tensorflow_option_is_rejected_for_an_onnx_model(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
@@ -386,36 +386,38 @@ class TestReportedConfiguration:
         return to_json(complete_config(entry.config, spec, "tensorflow_savedmodel"))
 
     def test_the_reported_configuration_is_like_tritons(self, tmp_path: Path) -> None:
-        told = self.report(make(tmp_path, SAVED, m=SAID + parameters(TF_NUM_INTRA_THREADS="2", TF_SIGNATURE_DEF="p")))
+        report = self.report(
+            make(tmp_path, SAVED, m=PLATFORM + parameters(TF_NUM_INTRA_THREADS="2", TF_SIGNATURE_DEF="p"))
+        )
 
-        assert (told["platform"], told["backend"]) == ("tensorflow_savedmodel", "tensorflow")
-        assert told["default_model_filename"] == "model.savedmodel"
-        assert told["max_batch_size"] == 64
-        assert told["dynamic_batching"]["preferred_batch_size"] == [64]
-        assert told["parameters"] == {
+        assert (report["platform"], report["backend"]) == ("tensorflow_savedmodel", "tensorflow")
+        assert report["default_model_filename"] == "model.savedmodel"
+        assert report["max_batch_size"] == 64
+        assert report["dynamic_batching"]["preferred_batch_size"] == [64]
+        assert report["parameters"] == {
             "TF_NUM_INTRA_THREADS": {"string_value": "2"},
             "TF_SIGNATURE_DEF": {"string_value": "p"},
         }
-        assert [each["name"] for each in told["input"]] == ["x"]
+        assert [each["name"] for each in report["input"]] == ["x"]
 
     def test_partly_declared_tensors_are_completed(self, tmp_path: Path) -> None:
         tensors = 'input { name: "x" format: FORMAT_NCHW dims: [ 4, 5, 6 ] }\noutput { name: "y" data_type: TYPE_FP32 }'
-        make(tmp_path, SAVED, m=f"{SAID}\n{tensors}")
+        make(tmp_path, SAVED, m=f"{PLATFORM}\n{tensors}")
         graph = Signature((TensorSpec("x", "FP16", (-1, -1, -1, -1)),), GRAPH.outputs)
         entry = read(tmp_path)
-        told = to_json(complete_config(entry.config, complete(only(entry), graph), "tensorflow_savedmodel"))
+        report = to_json(complete_config(entry.config, complete(only(entry), graph), "tensorflow_savedmodel"))
 
-        (x,), (y,) = told["input"], told["output"]
+        (x,), (y,) = report["input"], report["output"]
         assert (x["data_type"], x["dims"], x["format"]) == ("TYPE_FP16", [4, 5, 6], "FORMAT_NCHW")
         assert (y["data_type"], y["dims"]) == ("TYPE_FP32", [3])
 
     def test_settings_of_penstock_toml_are_reported_as_triton_parameters(self, tmp_path: Path) -> None:
         make(tmp_path, SERVING)
         native(tmp_path, "m", '[runtime]\nintra_op_threads = 2\nsignature = "p"\n')
-        told = self.report(tmp_path)
+        report = self.report(tmp_path)
 
-        assert told["parameters"].keys() == {"TF_NUM_INTRA_THREADS", "TF_SIGNATURE_DEF"}
-        assert told["default_model_filename"] == "saved_model.pb"
+        assert report["parameters"].keys() == {"TF_NUM_INTRA_THREADS", "TF_SIGNATURE_DEF"}
+        assert report["default_model_filename"] == "saved_model.pb"
 
 
 class TestChecking:
@@ -432,7 +434,7 @@ class TestChecking:
 
     def test_an_unknown_signature_in_config_pbtxt_is_reported_with_its_line(self, tmp_path: Path) -> None:
         text = "the model has no signature 'nope': it has 'predict'"
-        make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="nope"))
+        make(tmp_path, SAVED, m=PLATFORM + parameters(TF_SIGNATURE_DEF="nope"))
 
         assert self.found(tmp_path, text) == [f"m/config.pbtxt:2: {text}"]
 
@@ -443,7 +445,7 @@ class TestChecking:
 
         assert self.found(tmp_path, text) == [f"m/penstock.toml:3: {text}"]
 
-    @pytest.mark.parametrize("config", [None, SAID])
+    @pytest.mark.parametrize("config", [None, PLATFORM])
     def test_a_savedmodel_that_fails_to_load_is_reported_with_its_folder(
         self, tmp_path: Path, config: str | None
     ) -> None:
@@ -462,7 +464,7 @@ class TestChecking:
         ]
 
     @pytest.mark.parametrize(
-        ("said", "found"),
+        ("config", "found"),
         [
             ('input { name: "x" }', "  inputs     x: FP32 [-1, 4]"),
             ('input { name: "x" format: FORMAT_NHWC }', "  inputs     x: FP32 [-1, 4]"),
@@ -472,19 +474,21 @@ class TestChecking:
             ('input { name: "x" data_type: TYPE_INT8 }', "m/config.pbtxt:2: unable to load model 'm', configuration"),
         ],
     )
-    def test_a_tensor_of_a_tensorflow_model_may_be_partly_declared(self, tmp_path: Path, said: str, found: str) -> None:
-        make(tmp_path, SAVED, m=f"{SAID}\n{said}")
+    def test_a_tensor_of_a_tensorflow_model_may_be_partly_declared(
+        self, tmp_path: Path, config: str, found: str
+    ) -> None:
+        make(tmp_path, SAVED, m=f"{PLATFORM}\n{config}")
 
         assert any(found in line for line in self.found(tmp_path))
 
-    @pytest.mark.parametrize("said", ['backend: "onnxruntime"', 'platform: "onnxruntime_onnx"', 'backend: "python"'])
-    def test_a_partly_declared_tensor_is_a_mistake_for_other_backends(self, tmp_path: Path, said: str) -> None:
-        make(tmp_path, "m/1/model.onnx", m=f'{said}\ninput {{ name: "x" dims: 4 }}')
+    @pytest.mark.parametrize("config", ['backend: "onnxruntime"', 'platform: "onnxruntime_onnx"', 'backend: "python"'])
+    def test_a_partly_declared_tensor_is_a_mistake_for_other_backends(self, tmp_path: Path, config: str) -> None:
+        make(tmp_path, "m/1/model.onnx", m=f'{config}\ninput {{ name: "x" dims: 4 }}')
 
         assert (2, "model input 'x' must specify 'data_type' for m") in mistakes(read(tmp_path))
 
     def test_check_prints_a_valid_tensorflow_model(self, tmp_path: Path) -> None:
-        make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="predict"))
+        make(tmp_path, SAVED, m=PLATFORM + parameters(TF_SIGNATURE_DEF="predict"))
         native(tmp_path, "m", "[worker]\nmemory_mb = 900\n")
 
         assert self.found(tmp_path) == [

@@ -18,7 +18,7 @@ class Answer(NamedTuple):
     lines: str
 
     @property
-    def said(self) -> Any:
+    def decoded(self) -> Any:
         """The body, as JSON."""
         return json.loads(self.body)
 
@@ -32,12 +32,12 @@ def ask(user: Any, message: Any, endpoint: Endpoint = Endpoint.PREDICT, *, stric
     """Open a component, and call it once; a message other than bytes is sent as JSON."""
     service = inside(user, strict=strict)
     try:
-        return asked(service, message, endpoint)
+        return ask_service(service, message, endpoint)
     finally:
         service.close()
 
 
-def asked(service: SeldonInside, message: Any, endpoint: Endpoint = Endpoint.PREDICT) -> Answer:
+def ask_service(service: SeldonInside, message: Any, endpoint: Endpoint = Endpoint.PREDICT) -> Answer:
     """Call a component with a JSON body."""
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
     return answer_of(service.call(CALL, 1, bytes((endpoint, PayloadKind.JSON)) + body, [])[0])
@@ -59,5 +59,5 @@ def answer_of(reply: bytes) -> Answer:
 
 def failed(text: str, reason: str = "MICROSERVICE_INTERNAL_ERROR") -> str:
     """Return the body of an error."""
-    said = {"status": {"code": -1, "info": text, "reason": reason, "status": 1}}
-    return json.dumps(said, separators=(",", ":"), sort_keys=True) + "\n"
+    error = {"status": {"code": -1, "info": text, "reason": reason, "status": 1}}
+    return json.dumps(error, separators=(",", ":"), sort_keys=True) + "\n"

@@ -38,7 +38,7 @@ class SeldonStage(Stage):
         described: bytes = self.service.description.write()
         return described
 
-    def outsides(self) -> SeldonModels:
+    def make_external_loader(self) -> SeldonModels:
         """Return the SeldonModels that open components."""
         return self.models
 
@@ -49,6 +49,6 @@ class SeldonStage(Stage):
     @staticmethod
     def call(model: Model, name: str, ledger: Ledger) -> SeldonCall:
         """Make a call whose name is its payload."""
-        made = SeldonCall(model, Endpoint.PREDICT, PayloadKind.JSON, name.encode(), ledger)
-        made.context = name
-        return made
+        seldon_call = SeldonCall(model, Endpoint.PREDICT, PayloadKind.JSON, name.encode(), ledger)
+        seldon_call.context = name
+        return seldon_call

@@ -38,13 +38,13 @@ def node(name: str, kind: str = "MODEL", *children: GraphNode, **more: Any) -> G
 
 
 class FunctionEngine:
-    """Stands in for an Engine. `asked` lists the calls: node, endpoint's name, message."""
+    """Stands in for an Engine. `calls` lists the calls: node, endpoint's name, message."""
 
     generation = 1
 
     def __init__(self, models: Mapping[str, Answers]) -> None:
         self.models_ = models
-        self.asked: list[tuple[str, str, Any]] = []
+        self.calls: list[tuple[str, str, Any]] = []
         self.cancelled: list[str] = []
 
     def model(self, name: str, version: str = "") -> Any:
@@ -54,7 +54,7 @@ class FunctionEngine:
 
     def submit(self, call: Any) -> None:
         message = json.loads(call.body[2:] or b"null")
-        self.asked.append((call.model.name, call.endpoint.name, message))
+        self.calls.append((call.model.name, call.endpoint.name, message))
         try:
             answer, status = self.models_[call.model.name](call.endpoint, message), 200
         except AnsweredError as failed:
@@ -86,11 +86,11 @@ def walk_of(
     return Walk(context, Predictor("p", graph, meta_mode=meta_mode, rest_limit_s=limit_s), JsonCodec()), engine
 
 
-def said(message: Any) -> Message:
+def message_from(message: Any) -> Message:
     """Write a message."""
     return Message(json.dumps(message).encode())
 
 
-def heard(message: Message) -> Any:
+def value_of(message: Message) -> Any:
     """Read a message."""
     return json.loads(message.body)

@@ -184,12 +184,12 @@ def test_the_writer_keeps_no_reference_to_a_value_that_failed_to_serialize() -> 
         pass
 
     writer, value = JsonWriter({}), Unwritable()
-    gone = weakref.ref(value)
+    value_ref = weakref.ref(value)
     with pytest.raises(TypeError, match="not JSON serializable"):
         writer.write({"data": {"names": [[value]], "ndarray": []}, "meta": {}})
     del value
     gc.collect()
-    assert gone() is None
+    assert value_ref() is None
     assert writer.write({"a": 1}) == b'{"a":1}\n'
 
 

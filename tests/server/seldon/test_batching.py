@@ -101,13 +101,13 @@ def answers(
         assert (sharing is not None) == shares
         for turn in range(rounds):
             for number, (form, body) in enumerate(requests):
-                made = (
+                calls = (
                     SeldonCall(model, Endpoint.PREDICT, form, body, ledger)
                     if sharing is None
                     else sharing.make_call(model, Endpoint.PREDICT, form, body, ledger)
                 )
-                made.context = turn, number
-                engine.submit(made)
+                calls.context = turn, number
+                engine.submit(calls)
             await ledger.all((turn + 1) * len(requests))
         counted.append(model.statistics.snapshot())
 
@@ -149,14 +149,14 @@ def any_request(chance: random.Random) -> Request:
 
 
 def as_proto(message: dict[str, Any]) -> Request:
-    made = protos.message_class("SeldonMessage")()
+    proto = protos.message_class("SeldonMessage")()
     from google.protobuf import json_format
 
     try:
-        json_format.ParseDict(message, made)
+        json_format.ParseDict(message, proto)
     except json_format.ParseError:
         return PayloadKind.PROTO, b"\xff"
-    return PayloadKind.PROTO, made.SerializeToString()
+    return PayloadKind.PROTO, proto.SerializeToString()
 
 
 @pytest.mark.parametrize("component", [Doubling, Listing])
@@ -251,11 +251,11 @@ def test_calls_too_long_for_the_wire_fail_and_later_calls_are_served(monkeypatch
         for turn, puid in enumerate(("heavy", "light")):
             for number in range(3):
                 _, body = json_request(data={"ndarray": [[number]]}, meta={"puid": puid})
-                made = stage.models.sharing[model.name].make_call(
+                call = stage.models.sharing[model.name].make_call(
                     model, Endpoint.PREDICT, PayloadKind.JSON, body, ledger
                 )
-                made.context = puid, number
-                engine.submit(made)
+                call.context = puid, number
+                engine.submit(call)
             await ledger.all((turn + 1) * 3)
 
     stage.run(monkeypatch, scene, policy=BatchPolicy(default_max_batch_rows=16), batching="true")
@@ -351,10 +351,10 @@ class Shaped:
 def test_only_calls_with_rows_of_numbers_may_share_a_batch(message: dict[str, Any], shared: bool) -> None:
     body = json.dumps(message).encode()
 
-    made = Sharing(BATCHES, 4).make_call(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger())  # type: ignore[arg-type]
+    call = Sharing(BATCHES, 4).make_call(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger())  # type: ignore[arg-type]
 
-    assert (made.key != RAW) == shared
-    assert made.body == bytes((Endpoint.PREDICT, PayloadKind.JSON)) + body
+    assert (call.key != RAW) == shared
+    assert call.body == bytes((Endpoint.PREDICT, PayloadKind.JSON)) + body
 
 
 def key_of(sharing: Sharing, **message: Any) -> Any:
@@ -415,8 +415,8 @@ class Misbehaving:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("guilty", "said"), [(13, "took longer than its limit"), (14, "ended")])
-def test_a_call_that_ends_its_worker_fails_alone_in_its_batch(guilty: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("guilty", "message"), [(13, "took longer than its limit"), (14, "ended")])
+def test_a_call_that_ends_its_worker_fails_alone_in_its_batch(guilty: int, message: str, tmp_path: Path) -> None:
     (tmp_path / "Misbehaving.py").write_text(MISBEHAVING)
     values = [1, 2, guilty, 3, 4, 5]
     with live_server(
@@ -432,4 +432,4 @@ def test_a_call_that_ends_its_worker_fails_alone_in_its_batch(guilty: int, said:
     assert {value: answer.status_code == 200 for value, answer in found.items()} == {
         value: value != guilty for value in values
     }
-    assert said in found[guilty].json()["status"]["info"]
+    assert message in found[guilty].json()["status"]["info"]

@@ -15,7 +15,7 @@ from seldon_core.flask_utils import SeldonMicroserviceException
 
 from penstock.server.seldon.messages import CALL, Endpoint, PayloadKind, read_answer
 
-from .component_calls import ask, asked, failed, inside
+from .component_calls import ask, ask_service, failed, inside
 
 flask = pytest.importorskip("flask")
 
@@ -35,35 +35,35 @@ class OtherError(Exception):
 
 def blueprint(*also: str) -> Any:
     """Make the blueprint of Seldon's example, with further handlers if requested."""
-    made = flask.Blueprint("error_handlers", __name__)
+    new_blueprint = flask.Blueprint("error_handlers", __name__)
 
-    @made.app_errorhandler(UserCustomException)  # type: ignore[untyped-decorator]
+    @new_blueprint.app_errorhandler(UserCustomException)  # type: ignore[untyped-decorator]
     def custom(error: UserCustomException) -> Any:
         response = flask.jsonify(error.to_dict())
         response.status_code = error.status_code
         return response
 
     if "exception" in also:
-        made.register_error_handler(OtherError, lambda error: "only in the blueprint's own URLs")
-        made.app_errorhandler(Exception)(lambda error: "never: the original's own is registered later")
+        new_blueprint.register_error_handler(OtherError, lambda error: "only in the blueprint's own URLs")
+        new_blueprint.app_errorhandler(Exception)(lambda error: "never: the original's own is registered later")
     if "other" in also:
 
-        @made.app_errorhandler(OtherError)  # type: ignore[untyped-decorator]
+        @new_blueprint.app_errorhandler(OtherError)  # type: ignore[untyped-decorator]
         def other(error: OtherError) -> Any:
             return f"{flask.request.path} {flask.request.get_json()}", 499, {"X-Said": "yes"}
 
     if "hooks" in also:
 
-        @made.before_app_request  # type: ignore[untyped-decorator]
+        @new_blueprint.before_app_request  # type: ignore[untyped-decorator]
         def before() -> Any:
             flask.g.before = "before"
 
-        @made.after_app_request  # type: ignore[untyped-decorator]
+        @new_blueprint.after_app_request  # type: ignore[untyped-decorator]
         def after(response: Any) -> Any:
             response.headers["X-After"] = flask.g.before
             return response
 
-    return made
+    return new_blueprint
 
 
 class MyModel:
@@ -91,11 +91,11 @@ def test_an_exception_named_in_the_blueprint_gets_its_body_and_status() -> None:
 
 def test_exceptions_not_named_in_the_blueprint_are_answered_as_without_a_blueprint() -> None:
     service = inside(MyModel("exception"))
-    assert asked(service, {"strData": "fine"}).body == '{"meta":{},"strData":"fine"}\n'
-    assert asked(service, {"strData": "other"})[:2] == (500, failed("text"))
-    assert asked(service, {"strData": "seldon"})[:2] == (403, failed("no", "R"))
-    assert asked(service, {"strData": "404"}).said["status"]["info"].startswith("404 Not Found: ")
-    assert asked(service, b"{")[:2] == (400, failed("Can't find JSON in data", "MICROSERVICE_BAD_DATA"))
+    assert ask_service(service, {"strData": "fine"}).body == '{"meta":{},"strData":"fine"}\n'
+    assert ask_service(service, {"strData": "other"})[:2] == (500, failed("text"))
+    assert ask_service(service, {"strData": "seldon"})[:2] == (403, failed("no", "R"))
+    assert ask_service(service, {"strData": "404"}).decoded["status"]["info"].startswith("404 Not Found: ")
+    assert ask_service(service, b"{")[:2] == (400, failed("Can't find JSON in data", "MICROSERVICE_BAD_DATA"))
 
 
 def test_an_error_handler_reads_the_request_and_its_headers_are_sent() -> None:
@@ -108,10 +108,10 @@ def test_before_and_after_request_hooks_run_for_successful_requests() -> None:
     service = inside(MyModel("hooks"))
     assert not service.description.health
     assert not service.description.batches
-    answer = asked(service, {"strData": "fine"})
+    answer = ask_service(service, {"strData": "fine"})
     assert answer[:2] == (200, '{"meta":{},"strData":"fine"}\n')
     assert answer.lines == "application/json\r\nX-After: before\r\n"
-    assert asked(service, {"strData": "custom"}).lines == "application/json\r\nX-After: before\r\n"
+    assert ask_service(service, {"strData": "custom"}).lines == "application/json\r\nX-After: before\r\n"
 
 
 def test_an_abort_with_a_response_is_answered_with_that_response() -> None:
@@ -143,7 +143,7 @@ def test_an_exception_in_an_error_handler_is_an_internal_error() -> None:
 
     answer = ask(Broken(), {"strData": "other"})
     assert answer.status == 500
-    assert answer.said["status"]["info"].startswith("500 Internal Server Error: ")
+    assert answer.decoded["status"]["info"].startswith("500 Internal Server Error: ")
 
 
 class Looking:
@@ -153,14 +153,14 @@ class Looking:
 
 
 def test_flask_request_has_the_clients_path_query_and_headers() -> None:
-    told = {
+    head = {
         "method": "POST", "type": "application/json", "query": "a=5", "path": "/api/v1.0/predictions",
         "headers": [["x-tenant", "acme"], ["content-type", "application/json"], ["content-length", "7"]],
     }  # fmt: skip
     service = inside(Looking())
     assert service.description.reads_request
     call = (
-        bytes((Endpoint.PREDICT, PayloadKind.HTTP)) + json.dumps(told).encode() + b"\n" + b'{"data": {"ndarray": [1]}}'
+        bytes((Endpoint.PREDICT, PayloadKind.HTTP)) + json.dumps(head).encode() + b"\n" + b'{"data": {"ndarray": [1]}}'
     )
     reply = read_answer(service.call(CALL, 1, call, [])[0])
     assert json.loads(reply[3])["data"]["ndarray"] == ["acme", "/api/v1.0/predictions", "5", "application/json"]
@@ -170,13 +170,13 @@ def test_flask_request_has_the_clients_path_query_and_headers() -> None:
 def test_values_stored_in_flask_g_are_gone_in_the_next_call(*, handled: bool) -> None:
     class Remembers:
         def predict(self, X: Any, names: Any) -> Any:
-            flask.g.seen = [*flask.g.get("seen", ()), flask.request.method]
-            return flask.g.seen
+            flask.g.methods = [*flask.g.get("methods", ()), flask.request.method]
+            return flask.g.methods
 
     if handled:
-        made = blueprint()
-        made.before_app_request(lambda: None)
-        Remembers.model_error_handler = made  # type: ignore[attr-defined]
+        handlers = blueprint()
+        handlers.before_app_request(lambda: None)
+        Remembers.model_error_handler = handlers  # type: ignore[attr-defined]
     service = inside(Remembers())
     call = bytes((Endpoint.PREDICT, PayloadKind.JSON)) + b'{"data": {"ndarray": [1]}}'
     replies = [read_answer(service.call(CALL, number, call, [])[0]) for number in (1, 2)]

@@ -38,20 +38,22 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def asked(*words: str, environ: dict[str, str] | None = None, annotations: Path = NONE) -> SeldonCommand:
+def command_of(*words: str, environ: dict[str, str] | None = None, annotations: Path = NONE) -> SeldonCommand:
     return parse_command(["Ident", *words], environ or {}, FOLDER, annotations)
 
 
-def wanted(**others: Any) -> Settings:
+def expected_settings(**others: Any) -> Settings:
     return Settings(**(DEFAULTS | others))
 
 
 def test_a_name_alone_is_served_on_seldon_cores_default_ports() -> None:
-    assert asked().settings == wanted()
+    assert command_of().settings == expected_settings()
 
 
 def test_a_dotted_name_selects_a_component_in_a_package() -> None:
-    assert parse_command(["pkg.mod.Class"], {}, FOLDER, NONE).settings == wanted(seldon_component="pkg.mod.Class")
+    assert parse_command(["pkg.mod.Class"], {}, FOLDER, NONE).settings == expected_settings(
+        seldon_component="pkg.mod.Class"
+    )
 
 
 ARGUMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -102,7 +104,7 @@ ARGUMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("words", "others"), ARGUMENTS.values(), ids=ARGUMENTS.keys())
 def test_arguments_of_seldon_core_microservice_become_settings(words: list[str], others: dict[str, Any]) -> None:
-    assert asked(*words).settings == wanted(**others)
+    assert command_of(*words).settings == expected_settings(**others)
 
 
 VARIABLES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
@@ -133,21 +135,21 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("environ", "others"), VARIABLES.values(), ids=VARIABLES.keys())
 def test_environment_variables_of_seldon_core_become_settings(environ: dict[str, str], others: dict[str, Any]) -> None:
-    assert asked(environ=environ).settings == wanted(**others)
+    assert command_of(environ=environ).settings == expected_settings(**others)
 
 
 @pytest.mark.parametrize("variable", ["PREDICTIVE_UNIT_HTTP_SERVICE_PORT", "PENSTOCK_HTTP_PORT"])
 def test_an_argument_overrides_an_environment_variable(variable: str) -> None:
-    assert asked("--http-port", "3", environ={variable: "1"}).settings.http_port == 3
+    assert command_of("--http-port", "3", environ={variable: "1"}).settings.http_port == 3
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--http-p"])
 def test_an_argument_equal_to_the_default_overrides_an_environment_variable(flag: str) -> None:
-    assert asked(flag, "9000", environ={"PENSTOCK_HTTP_PORT": "7"}).settings == wanted(http_port=9000)
+    assert command_of(flag, "9000", environ={"PENSTOCK_HTTP_PORT": "7"}).settings == expected_settings(http_port=9000)
 
 
 def test_the_log_level_in_the_environment_overrides_the_argument() -> None:
-    assert asked("--log-level", "ERROR", environ={"SELDON_LOG_LEVEL": "DEBUG"}).settings.log_verbose == 1
+    assert command_of("--log-level", "ERROR", environ={"SELDON_LOG_LEVEL": "DEBUG"}).settings.log_verbose == 1
 
 
 ANNOTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -165,7 +167,7 @@ def test_pod_annotations_become_settings(text: str, others: dict[str, Any], tmp_
     file = tmp_path / "annotations"
     file.write_text(text)
 
-    assert asked(annotations=file).settings == wanted(**others)
+    assert command_of(annotations=file).settings == expected_settings(**others)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_invalid_arguments_exit_with_seldon_cores_status_and_text(
     words: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        asked(*words)
+        command_of(*words)
 
     assert ended.value.code == status
     assert text in capsys.readouterr().err
@@ -213,7 +215,7 @@ def test_an_invalid_environment_variable_is_an_error_that_names_the_variable(
     environ: dict[str, str], text: str
 ) -> None:
     with pytest.raises(SettingError) as refused:
-        asked(environ=environ)
+        command_of(environ=environ)
 
     assert text in str(refused.value)
 
@@ -223,7 +225,7 @@ def test_a_timeout_annotation_that_is_not_a_number_is_an_error(tmp_path: Path) -
     file.write_text('seldon.io/rest-timeout="soon"')
 
     with pytest.raises(SettingError, match=r"annotation seldon\.io/rest-timeout must be a whole number, not 'soon'"):
-        asked(annotations=file)
+        command_of(annotations=file)
 
 
 @pytest.mark.parametrize(
@@ -238,13 +240,13 @@ def test_a_timeout_annotation_that_is_not_a_number_is_an_error(tmp_path: Path) -
     ids=["threads", "grpc threads", "grpc workers", "tracing", "persistence"],
 )
 def test_an_argument_without_effect_is_reported(words: list[str], begins: str) -> None:
-    (note,) = asked(*words).notes
+    (note,) = command_of(*words).notes
 
     assert note.startswith(begins)
 
 
 def test_arguments_equal_to_the_defaults_are_not_reported() -> None:
-    assert asked("--service-type", "MODEL", "--single-threaded", "1", "--threads", "3").notes == []
+    assert command_of("--service-type", "MODEL", "--single-threaded", "1", "--threads", "3").notes == []
 
 
 def test_run_serves_the_component_in_the_current_folder_and_writes_the_pidfile(
@@ -262,7 +264,7 @@ def test_run_serves_the_component_in_the_current_folder_and_writes_the_pidfile(
         return 7
 
     assert run(["Ident", "--pidfile", str(pidfile)], serve) == 7
-    assert served == [(wanted(model_repository=(str(tmp_path),)), f"{os.getpid()}\n")]
+    assert served == [(expected_settings(model_repository=(str(tmp_path),)), f"{os.getpid()}\n")]
     assert not pidfile.exists()
 
 

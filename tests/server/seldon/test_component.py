@@ -14,7 +14,7 @@ from seldon_core.user_model import SeldonComponent, SeldonNotImplementedError, S
 from penstock.server.seldon.inside.component import Component
 from penstock.server.seldon.messages import Endpoint
 
-from .component_calls import ask, asked, failed, inside
+from .component_calls import ask, ask_service, failed, inside
 
 ROW = {"data": {"ndarray": [[1, 2]]}}
 ECHOED = '{"data":{"names":["t:0","t:1"],"ndarray":[[1,2]]},"meta":{}}\n'
@@ -48,7 +48,7 @@ class Runtime:
 
 def test_metrics_are_in_the_answer_and_recorded_with_the_method_added_to_tags() -> None:
     answer = ask(WithMetrics(), ROW)
-    assert answer.said["meta"]["metrics"] == [
+    assert answer.decoded["meta"]["metrics"] == [
         {"key": "mycounter", "type": "COUNTER", "value": 1},
         {"key": "mygauge", "type": "GAUGE", "value": 100},
         {"key": "mytimer", "tags": {"method": "predict", "mytag": "v"}, "type": "TIMER", "value": 20.2},
@@ -63,14 +63,14 @@ def test_metrics_hidden_from_clients_are_still_recorded(monkeypatch: pytest.Monk
     monkeypatch.setenv("INCLUDE_METRICS_IN_CLIENT_RESPONSE", "false")
     passed = {"key": "k", "type": "GAUGE", "value": 1}
     answer = ask(WithMetrics(), {**ROW, "meta": {"metrics": [passed]}})
-    assert answer.said["meta"] == {"metrics": [passed]}
+    assert answer.decoded["meta"] == {"metrics": [passed]}
     assert [each[0] for each in answer.metrics] == ["mycounter", "mygauge", "mytimer"]
 
 
 def test_tags_of_a_seldon_response_override_the_components_and_its_metrics_come_last() -> None:
     answer = ask(Runtime(), ROW)
-    assert answer.said["meta"]["tags"] == {"runtime": "tag", "shared": "right one", "static": "tag"}
-    assert [each["key"] for each in answer.said["meta"]["metrics"]] == ["requests_counter", "instance_counter"]
+    assert answer.decoded["meta"]["tags"] == {"runtime": "tag", "shared": "right one", "static": "tag"}
+    assert [each["key"] for each in answer.decoded["meta"]["metrics"]] == ["requests_counter", "instance_counter"]
     assert [each[0] for each in answer.metrics] == ["instance_counter", "requests_counter"]
 
 
@@ -109,8 +109,8 @@ def test_the_metrics_of_a_call_are_not_repeated_in_the_next_call() -> None:
             return [{"type": "GAUGE", "key": "a", "value": 1}]
 
     service = inside(Once())
-    assert asked(service, ROW).metrics == [["a", "GAUGE", 1, None]]
-    assert asked(service, ROW) == (200, ECHOED, [], "")
+    assert ask_service(service, ROW).metrics == [["a", "GAUGE", 1, None]]
+    assert ask_service(service, ROW) == (200, ECHOED, [], "")
 
 
 def test_a_tags_method_with_a_required_argument_fails_the_call() -> None:
@@ -124,11 +124,11 @@ def test_a_tags_method_with_a_required_argument_fails_the_call() -> None:
 @pytest.mark.parametrize("user", [SeldonComponent(), object()], ids=["all inherited", "nothing there"])
 def test_missing_methods_are_answered_as_in_seldon_core(user: Any) -> None:
     service = inside(user)
-    assert asked(service, ROW).body == '{"data":{"names":[],"ndarray":[]},"meta":{}}\n'
-    assert asked(service, ROW, Endpoint.TRANSFORM_INPUT).body == ECHOED
-    assert asked(service, ROW, Endpoint.TRANSFORM_OUTPUT).body == ECHOED
-    assert asked(service, ROW, Endpoint.ROUTE).status == 400
-    assert asked(service, [ROW], Endpoint.AGGREGATE).status == 400
+    assert ask_service(service, ROW).body == '{"data":{"names":[],"ndarray":[]},"meta":{}}\n'
+    assert ask_service(service, ROW, Endpoint.TRANSFORM_INPUT).body == ECHOED
+    assert ask_service(service, ROW, Endpoint.TRANSFORM_OUTPUT).body == ECHOED
+    assert ask_service(service, ROW, Endpoint.ROUTE).status == 400
+    assert ask_service(service, [ROW], Endpoint.AGGREGATE).status == 400
 
 
 def test_a_raw_method_is_called_first_and_falls_back_when_not_implemented() -> None:
@@ -139,8 +139,8 @@ def test_a_raw_method_is_called_first_and_falls_back_when_not_implemented() -> N
             return {"got": message, "meta": {"metrics": [{"key": "a", "value": 1}]}}
 
     service = inside(Raw())
-    assert asked(service, {"strData": "no"}).body == '{"meta":{},"strData":"no"}\n'
-    answer = asked(service, {"strData": "yes"})
+    assert ask_service(service, {"strData": "no"}).body == '{"meta":{},"strData":"no"}\n'
+    answer = ask_service(service, {"strData": "yes"})
     assert answer.body == '{"got":{"strData":"yes"},"meta":{"metrics":[{"key":"a","value":1}]}}\n'
     assert answer.metrics == [["a", "COUNTER", 1, None]]
 
@@ -157,8 +157,8 @@ def test_legacy_methods_are_called_before_raw_methods() -> None:
             return ["grpc", message]
 
     service = inside(Legacy())
-    assert asked(service, {"strData": "a"}).body == '["rest",{"strData":"a"}]\n'
-    assert asked(service, {"strData": "a"}, Endpoint.TRANSFORM_INPUT).body == '["grpc",{"strData":"a"}]\n'
+    assert ask_service(service, {"strData": "a"}).body == '["rest",{"strData":"a"}]\n'
+    assert ask_service(service, {"strData": "a"}, Endpoint.TRANSFORM_INPUT).body == '["grpc",{"strData":"a"}]\n'
 
 
 def test_a_route_that_is_not_an_int_is_rejected() -> None:
@@ -168,12 +168,12 @@ def test_a_route_that_is_not_an_int_is_rejected() -> None:
 
     service = inside(Router())
     one = '{"data":{"names":["t:0"],"tensor":{"shape":[1,1],"values":[1]}},"meta":{}}\n'
-    assert asked(service, {"strData": "i"}, Endpoint.ROUTE).body == one
+    assert ask_service(service, {"strData": "i"}, Endpoint.ROUTE).body == one
     truth = '{"data":{"names":["t:0"],"ndarray":[[true]]},"meta":{}}\n'
-    assert asked(service, {"strData": "t"}, Endpoint.ROUTE).body == truth
+    assert ask_service(service, {"strData": "t"}, Endpoint.ROUTE).body == truth
     for word, text in (("n", "2"), ("s", "a")):
         refused = failed(f"Routing response must be int but got {text}", "MICROSERVICE_BAD_DATA")
-        assert asked(service, {"strData": word}, Endpoint.ROUTE)[:2] == (400, refused)
+        assert ask_service(service, {"strData": word}, Endpoint.ROUTE)[:2] == (400, refused)
 
 
 def test_a_route_may_be_a_numpy_integer_when_strict_is_off() -> None:
@@ -183,8 +183,8 @@ def test_a_route_may_be_a_numpy_integer_when_strict_is_off() -> None:
 
     service = inside(Router(), strict=False)
     one = '{"data":{"names":["t:0"],"tensor":{"shape":[1,1],"values":[1]}},"meta":{}}\n'
-    assert asked(service, {"strData": "n"}, Endpoint.ROUTE).body == one
-    assert asked(service, {"strData": "f"}, Endpoint.ROUTE).status == 400
+    assert ask_service(service, {"strData": "n"}, Endpoint.ROUTE).body == one
+    assert ask_service(service, {"strData": "f"}, Endpoint.ROUTE).status == 400
 
 
 def test_aggregate_merges_the_meta_of_its_messages() -> None:
@@ -203,10 +203,10 @@ def test_aggregate_merges_the_meta_of_its_messages() -> None:
 
 def test_send_feedback_receives_floats_and_the_reward_is_counted() -> None:
     class Fed:
-        given: Any = None
+        received: Any = None
 
         def send_feedback(self, features: Any, names: Any, reward: Any, truth: Any, routing: Any = None) -> Any:
-            self.given = (features.tolist(), str(features.dtype), list(names), reward, truth.tolist(), routing)
+            self.received = (features.tolist(), str(features.dtype), list(names), reward, truth.tolist(), routing)
 
     user = Fed()
     request = {"data": {"names": ["a", "b"], "ndarray": [[1, 2]]}}
@@ -214,7 +214,7 @@ def test_send_feedback_receives_floats_and_the_reward_is_counted() -> None:
     feedback = {"request": request, "response": response, "reward": 0.1, "truth": {"data": {"ndarray": [[1]]}}}
     answer = ask(user, feedback, Endpoint.FEEDBACK)
     assert answer.body == '{"data":{"ndarray":[]},"meta":{}}\n'
-    assert user.given == ([[1.0, 2.0]], "float64", ["a", "b"], 0.10000000149011612, [[1.0]], 3)
+    assert user.received == ([[1.0, 2.0]], "float64", ["a", "b"], 0.10000000149011612, [[1.0]], 3)
     assert answer.metrics == [
         ["seldon_api_model_feedback", "COUNTER", 1, None],
         ["seldon_api_model_feedback_reward", "COUNTER", 0.10000000149011612, None],
@@ -228,7 +228,7 @@ def test_the_request_path_records_the_unit_and_its_image(monkeypatch: pytest.Mon
     path = '"requestPath":{"before":"it:1","classifier":"reg.io:5000/org/img:0.3"}'
     assert answer.body == f'{{"meta":{{{path}}},"strData":"a"}}\n'
     answer = ask(Ident(), {"strData": "a", "meta": {"requestPath": {"classifier": "it:1"}}})
-    assert answer.said["meta"]["requestPath"] == {"classifier": "it:1"}
+    assert answer.decoded["meta"]["requestPath"] == {"classifier": "it:1"}
 
 
 def test_a_routers_answer_keeps_only_the_puid_of_the_requests_meta() -> None:
@@ -237,7 +237,7 @@ def test_a_routers_answer_keeps_only_the_puid_of_the_requests_meta() -> None:
             return 1
 
     answer = ask(Routes(), {"strData": "a", "meta": {"puid": "p", "tags": {"a": 1}}}, Endpoint.ROUTE)
-    assert answer.said["meta"] == {"puid": "p"}
+    assert answer.decoded["meta"] == {"puid": "p"}
 
 
 def test_a_million_columns_all_get_default_names() -> None:
@@ -276,4 +276,4 @@ def test_coroutine_methods_fail_when_strict_is_on_and_are_awaited_when_strict_is
     assert answer.status == 400
     assert "must be list or np array):<coroutine object" in answer.body
     assert ask(Async(), ROW, strict=False).body == ECHOED.replace('"meta":{}', '"meta":{"tags":{"a":1}}')
-    assert ask(Async(), b"", Endpoint.HEALTH, strict=False).said == {"strData": "fine"}
+    assert ask(Async(), b"", Endpoint.HEALTH, strict=False).decoded == {"strData": "fine"}

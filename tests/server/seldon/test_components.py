@@ -132,12 +132,12 @@ def test_a_component_at_a_url_is_rejected() -> None:
 
 
 def test_invalid_parameters_are_a_mistake_when_the_component_is_opened(folder: Path) -> None:
-    said = '[{"name":"n","value":"x","type":"INT"}]'
+    parameters = '[{"name":"n","value":"x","type":"INT"}]'
 
-    assert mistakes_of(components_of(folder, seldon_parameters=said)) == [
+    assert mistakes_of(components_of(folder, seldon_parameters=parameters)) == [
         "Bad model parameter: n with value x can't be parsed as a INT"
     ]
-    assert mistakes_of(components_of(folder, {"PREDICTIVE_UNIT_PARAMETERS": said})) != []
+    assert mistakes_of(components_of(folder, {"PREDICTIVE_UNIT_PARAMETERS": parameters})) != []
 
 
 def test_http_workers_are_rejected_for_the_seldon_dialect() -> None:
@@ -176,7 +176,7 @@ def test_a_bool_parameter_is_false_for_words_such_as_no_and_off(word: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "the parameters are not JSON: "),
         ("{}", "the parameters are not a list of "),
@@ -193,11 +193,11 @@ def test_a_bool_parameter_is_false_for_words_such_as_no_and_off(word: str) -> No
     ],
     ids=["no JSON", "no list", "no object", "no name", "unknown type", "no type", "no number", "no value", "no truth"],
 )  # fmt: skip
-def test_invalid_parameters_are_rejected_with_the_reason(text: str, said: str) -> None:
+def test_invalid_parameters_are_rejected_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(BadParameterError) as refused:
         read(text)
 
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------
@@ -312,9 +312,9 @@ def test_fingerprints_ignore_files_unless_the_repository_is_polled(folder: Path)
 
 def test_check_reports_what_would_be_served_without_running_user_code(folder: Path) -> None:
     (folder / "Ident.py").write_text("raise SystemExit\n" + CLASS.format("Ident"))
-    said = '[{"name":"n","value":"3","type":"INT"}]'
+    parameters = '[{"name":"n","value":"3","type":"INT"}]'
 
-    report = check_components(settings_of(folder, seldon_parameters=said, seldon_batching=True))
+    report = check_components(settings_of(folder, seldon_parameters=parameters, seldon_batching=True))
 
     assert report.exit_status == 0
     assert str(report) == (
@@ -327,7 +327,7 @@ def test_check_reports_what_would_be_served_without_running_user_code(folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("component", "said"),
+    ("component", "messages"),
     [
         ("Ident", []),
         ("pkg.mod.Class", []),
@@ -339,7 +339,7 @@ def test_check_reports_what_would_be_served_without_running_user_code(folder: Pa
         ("broken.Thing", ["/broken.py:2: "]),
     ],
 )
-def test_check_reports_components_that_cannot_be_imported(folder: Path, component: str, said: list[str]) -> None:
+def test_check_reports_components_that_cannot_be_imported(folder: Path, component: str, messages: list[str]) -> None:
     (folder / "pkg").mkdir()
     (folder / "pkg" / "__init__.py").write_text("from .mod import Class as Imported\n")
     (folder / "pkg" / "mod.py").write_text(CLASS.format("Class"))
@@ -349,8 +349,8 @@ def test_check_reports_components_that_cannot_be_imported(folder: Path, componen
     report = check_components(settings_of(folder, seldon_component=component))
 
     found = [str(finding).removeprefix(str(folder)) for finding in report.findings]
-    assert len(found) == len(said)
-    assert all(text.startswith(begin) for text, begin in zip(found, said, strict=True))
+    assert len(found) == len(messages)
+    assert all(text.startswith(begin) for text, begin in zip(found, messages, strict=True))
 
 
 def test_check_reports_a_missing_interpreter_and_requirements_file(folder: Path) -> None:

@@ -36,9 +36,9 @@ def folder(tmp_path: Path) -> Path:
 
 def post(live: Live, path: str, body: Any) -> tuple[int, Any]:
     headers = {"content-type": "application/json"}
-    asked = urllib.request.Request(f"{live.url}{path}", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(f"{live.url}{path}", json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             text, status = answer.read(), answer.status
     except urllib.error.HTTPError as error:
         text, status = error.read(), error.code
@@ -98,7 +98,7 @@ def test_the_metrics_page_has_the_content_type_and_path_of_the_original(folder: 
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import nowhere_to_be_found\n", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("class Subtracts: ...\n", "AttributeError: module 'Adds' has no attribute 'Adds'"),
@@ -107,14 +107,14 @@ def test_the_metrics_page_has_the_content_type_and_path_of_the_original(folder: 
     ],
     ids=["missing module", "missing class", "failing constructor", "exit"],
 )
-def test_a_component_that_fails_to_load_stops_the_server_from_starting(folder: Path, source: str, said: str) -> None:
+def test_a_component_that_fails_to_load_stops_the_server_from_starting(folder: Path, source: str, message: str) -> None:
     (folder / "Adds.py").write_text(source)
 
     with pytest.raises(StartError) as ended, live_server(folder, dialect="seldon", seldon_component="Adds"):
         pass
 
     assert str(ended.value).startswith("no component can be served:\nmodel 'Adds' version 1: component 'Adds' ")
-    assert said in str(ended.value)
+    assert message in str(ended.value)
 
 
 @pytest.mark.parametrize("batching", [False, True], ids=["alone", "batching"])
@@ -168,10 +168,10 @@ def test_ports_open_only_after_the_component_has_loaded(folder: Path) -> None:
 
 
 def test_a_port_in_use_stops_the_server_from_starting(folder: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
         with (
             pytest.raises(StartError, match=f"failed to start HTTP service: .*:{port}' already in use"),
             live_server(folder, dialect="seldon", http_port=port),
@@ -180,11 +180,11 @@ def test_a_port_in_use_stops_the_server_from_starting(folder: Path) -> None:
 
 
 def test_invalid_parameters_stop_the_server_from_starting(folder: Path) -> None:
-    said = '[{"name":"n","value":"3","type":"LIST"}]'
+    parameters = '[{"name":"n","value":"3","type":"LIST"}]'
 
     with (
         pytest.raises(StartError, match="Bad model parameter type: LIST valid are INT, FLOAT, DOUBLE, STRING, BOOL"),
-        live_server(folder, dialect="seldon", seldon_parameters=said),
+        live_server(folder, dialect="seldon", seldon_parameters=parameters),
     ):
         pass
 

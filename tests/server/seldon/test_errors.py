@@ -12,7 +12,7 @@ import pytest
 from penstock.server.seldon.inside.errors import UNREPORTABLE, exception_text, http_status
 from penstock.server.seldon.inside.seldon_core_classes import SeldonMicroserviceException
 
-from .component_calls import ask, asked, failed, inside
+from .component_calls import ask, ask_service, failed, inside
 
 
 class Fails:
@@ -57,10 +57,10 @@ def test_an_exception_without_a_usable_text_or_status_is_an_internal_error(error
 
 def test_the_logged_traceback_starts_at_user_code(capfd: pytest.CaptureFixture[str]) -> None:
     ask(Fails(ValueError("bad")), {"strData": "a"})
-    said = capfd.readouterr().err
-    assert "raise self.error" in said
-    assert "ValueError: bad" in said
-    assert "endpoints.py" not in said
+    log_text = capfd.readouterr().err
+    assert "raise self.error" in log_text
+    assert "ValueError: bad" in log_text
+    assert "endpoints.py" not in log_text
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_only_predict_raw_sets_the_http_status_from_its_answer() -> None:
         transform_input_raw = predict_raw
 
     service = inside(Raw())
-    assert asked(service, {"strData": 402})[:2] == (402, '{"status":{"code":402}}\n')
-    assert asked(service, {"strData": 402}, 2)[:2] == (200, '{"status":{"code":402}}\n')  # type: ignore[arg-type]
-    assert asked(service, {"strData": 204})[:2] == (204, "")
-    assert asked(service, {"strData": None})[:2] == (500, failed("Invalid status argument"))
-    assert asked(service, {"strData": " "})[:2] == (500, failed("Empty status argument"))
+    assert ask_service(service, {"strData": 402})[:2] == (402, '{"status":{"code":402}}\n')
+    assert ask_service(service, {"strData": 402}, 2)[:2] == (200, '{"status":{"code":402}}\n')  # type: ignore[arg-type]
+    assert ask_service(service, {"strData": 204})[:2] == (204, "")
+    assert ask_service(service, {"strData": None})[:2] == (500, failed("Invalid status argument"))
+    assert ask_service(service, {"strData": " "})[:2] == (500, failed("Empty status argument"))
 
 
 def test_metrics_of_a_call_that_exits_are_not_counted_for_the_next_call() -> None:
@@ -106,5 +106,5 @@ def test_metrics_of_a_call_that_exits_are_not_counted_for_the_next_call() -> Non
 
     service = inside(Exits())
     with pytest.raises(SystemExit):
-        asked(service, {"strData": "a"})
-    assert asked(service, {"strData": "a"}).metrics == [["a", "GAUGE", 1, None]]
+        ask_service(service, {"strData": "a"})
+    assert ask_service(service, {"strData": "a"}).metrics == [["a", "GAUGE", 1, None]]

@@ -25,7 +25,7 @@ RECORDED = (
 )
 
 
-def said(*metrics: Any) -> bytes:
+def metrics_json(*metrics: Any) -> bytes:
     return json.dumps(list(metrics)).encode()
 
 
@@ -46,8 +46,8 @@ def samples_of(page: str) -> dict[str, float]:
 def test_a_counter_is_written_as_seldon_core_writes_a_counter() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["mycounter", "COUNTER", 1, None]))
-    exposition.add(Endpoint.PREDICT, said(["mycounter", "COUNTER", 1, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["mycounter", "COUNTER", 1, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["mycounter", "COUNTER", 1, None]))
 
     recorded = f"# HELP mycounter_total \n# TYPE mycounter_total counter\nmycounter_total{RECORDED} 2.0\n"
     assert page_of(exposition) == recorded
@@ -56,8 +56,8 @@ def test_a_counter_is_written_as_seldon_core_writes_a_counter() -> None:
 def test_a_gauge_has_the_last_reported_value() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["mygauge", "GAUGE", 1, None]))
-    exposition.add(Endpoint.PREDICT, said(["mygauge", "GAUGE", 100, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["mygauge", "GAUGE", 1, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["mygauge", "GAUGE", 100, None]))
 
     assert page_of(exposition) == f"# HELP mygauge \n# TYPE mygauge gauge\nmygauge{RECORDED} 100.0\n"
 
@@ -65,7 +65,7 @@ def test_a_gauge_has_the_last_reported_value() -> None:
 def test_a_timer_is_written_as_a_histogram_in_seconds() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["mytimer", "TIMER", 20.2, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["mytimer", "TIMER", 20.2, None]))
 
     lines = page_of(exposition).splitlines()
     assert lines[:2] == ["# HELP mytimer ", "# TYPE mytimer histogram"]
@@ -80,7 +80,7 @@ def test_a_timer_is_written_as_a_histogram_in_seconds() -> None:
 def test_a_time_equal_to_a_bucket_edge_counts_in_the_next_bucket() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["t", "TIMER", EDGES[0] * 1000, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["t", "TIMER", EDGES[0] * 1000, None]))
 
     buckets = [line.rpartition(" ")[2] for line in page_of(exposition).splitlines() if "_bucket" in line]
     assert buckets[:2] == ["0.0", "1.0"]
@@ -89,7 +89,7 @@ def test_a_time_equal_to_a_bucket_edge_counts_in_the_next_bucket() -> None:
 def test_a_negative_time_is_added_to_the_sum_but_not_the_count() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["t", "TIMER", -1000, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["t", "TIMER", -1000, None]))
 
     assert samples_of(page_of(exposition)) == {"t_count": 0.0, "t_sum": -1.0}
 
@@ -105,7 +105,7 @@ def test_labels_come_from_the_environment_variables() -> None:
         }
     )
 
-    exposition.add(Endpoint.ROUTE, said(["k", "COUNTER", 1, None]))
+    exposition.add(Endpoint.ROUTE, metrics_json(["k", "COUNTER", 1, None]))
 
     (family,) = text_string_to_metric_families(page_of(exposition))
     assert family.samples[0].labels == {
@@ -127,7 +127,7 @@ def test_labels_come_from_the_environment_variables() -> None:
 def test_the_predictor_version_is_not_implemented_when_predictor_labels_are_invalid(text: str) -> None:
     exposition = Exposition({"PREDICTOR_LABELS": text})
 
-    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["k", "COUNTER", 1, None]))
 
     assert f'predictor_version="{NONE}"' in page_of(exposition)
 
@@ -135,7 +135,7 @@ def test_the_predictor_version_is_not_implemented_when_predictor_labels_are_inva
 def test_an_image_without_a_tag_becomes_the_version_with_an_empty_image() -> None:
     exposition = Exposition({"PREDICTIVE_UNIT_IMAGE": "img"})
 
-    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["k", "COUNTER", 1, None]))
 
     assert 'model_image=""' in page_of(exposition)
     assert 'model_version="img"' in page_of(exposition)
@@ -146,8 +146,8 @@ def test_each_method_has_its_own_series(endpoint: Endpoint, method: str) -> None
     exposition = Exposition({})
 
     for each in Endpoint:
-        exposition.add(each, said(["k", "COUNTER", 1, {"method": "whatever"}]))
-    exposition.add(endpoint, said(["k", "COUNTER", 1, None]))
+        exposition.add(each, metrics_json(["k", "COUNTER", 1, {"method": "whatever"}]))
+    exposition.add(endpoint, metrics_json(["k", "COUNTER", 1, None]))
 
     (family,) = text_string_to_metric_families(page_of(exposition))
     assert {sample.labels["method"]: sample.value for sample in family.samples}[method] == 2.0
@@ -156,7 +156,7 @@ def test_each_method_has_its_own_series(endpoint: Endpoint, method: str) -> None
 def test_tags_become_escaped_labels() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["k", "GAUGE", 1, {"my": 'v"\\\nq', "worker_id": "mine"}]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["k", "GAUGE", 1, {"my": 'v"\\\nq', "worker_id": "mine"}]))
 
     assert ',my="v\\"\\\\\\nq",' in page_of(exposition)
     (family,) = text_string_to_metric_families(page_of(exposition))
@@ -167,7 +167,7 @@ def test_all_series_of_a_metric_have_one_header() -> None:
     exposition = Exposition({})
 
     for value in ("a", "b"):
-        exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, {"t": value}], ["other", "COUNTER", 1, None]))
+        exposition.add(Endpoint.PREDICT, metrics_json(["k", "COUNTER", 1, {"t": value}], ["other", "COUNTER", 1, None]))
 
     assert page_of(exposition).count("# TYPE k_total counter") == 1
 
@@ -175,8 +175,8 @@ def test_all_series_of_a_metric_have_one_header() -> None:
 def test_metrics_whose_tags_differ_only_in_order_share_a_series() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, {"a": "1", "b": "2"}]))
-    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, {"b": "2", "a": "1"}]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["k", "COUNTER", 1, {"a": "1", "b": "2"}]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["k", "COUNTER", 1, {"b": "2", "a": "1"}]))
 
     assert samples_of(page_of(exposition)) == {"k_total": 2.0}
 
@@ -184,7 +184,7 @@ def test_metrics_whose_tags_differ_only_in_order_share_a_series() -> None:
 def test_a_counter_whose_name_ends_in_total_gets_no_second_suffix() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["x_total", "COUNTER", 2, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["x_total", "COUNTER", 2, None]))
 
     assert samples_of(page_of(exposition)) == {"x_total": 2.0}
 
@@ -213,7 +213,9 @@ def test_an_invalid_metric_is_omitted_and_logged_once(metric: list[Any], caplog:
 
     with caplog.at_level(logging.WARNING):
         for number in range(3):
-            exposition.add(Endpoint.PREDICT, said(metric, ["good", "COUNTER", 1, None], ["n", "GAUGE", number, None]))
+            exposition.add(
+                Endpoint.PREDICT, metrics_json(metric, ["good", "COUNTER", 1, None], ["n", "GAUGE", number, None])
+            )
 
     assert samples_of(page_of(exposition)) == {"good_total": 3.0, "n": 2.0}
     assert [record.message.startswith("metric '") for record in caplog.records] == [True]
@@ -222,8 +224,8 @@ def test_an_invalid_metric_is_omitted_and_logged_once(metric: list[Any], caplog:
 def test_a_metric_with_the_name_of_an_existing_metric_is_omitted() -> None:
     exposition = Exposition({})
 
-    exposition.add(Endpoint.PREDICT, said(["x", "TIMER", 1000, None]))
-    exposition.add(Endpoint.PREDICT, said(["x", "GAUGE", 7, None], ["x_sum", "GAUGE", 7, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["x", "TIMER", 1000, None]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["x", "GAUGE", 7, None], ["x_sum", "GAUGE", 7, None]))
 
     assert samples_of(page_of(exposition)) == {"x_count": 1.0, "x_sum": 1.0}
 
@@ -253,7 +255,7 @@ def test_each_component_has_its_own_labels_on_the_shared_page() -> None:
     for name in ("first", "second"):
         exposition.label(name, {"PREDICTIVE_UNIT_ID": name})
     for name in ("first", "second", "other"):
-        exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]), name)
+        exposition.add(Endpoint.PREDICT, metrics_json(["k", "COUNTER", 1, None]), name)
 
     (family,) = text_string_to_metric_families(page_of(exposition))
     assert [sample.labels["model_name"] for sample in family.samples] == ["first", "second", NONE]
@@ -264,8 +266,8 @@ def test_new_series_beyond_the_limit_are_omitted_while_existing_series_are_count
 ) -> None:
     exposition = Exposition({})
     for user in range(MAX_SERIES + 2):
-        exposition.add(Endpoint.PREDICT, said(["asked", "COUNTER", 1, {"user": str(user)}]))
-    exposition.add(Endpoint.PREDICT, said(["asked", "COUNTER", 1, {"user": "0"}], ["more", "GAUGE", 1, None]))
+        exposition.add(Endpoint.PREDICT, metrics_json(["asked", "COUNTER", 1, {"user": str(user)}]))
+    exposition.add(Endpoint.PREDICT, metrics_json(["asked", "COUNTER", 1, {"user": "0"}], ["more", "GAUGE", 1, None]))
     lines = page_of(exposition).splitlines()
 
     assert len(lines) == MAX_SERIES + 2
@@ -279,7 +281,7 @@ def test_counter_values_of_ten_thousand_calls_are_summed() -> None:
     exposition = Exposition({})
 
     for number in range(10_000):
-        exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", number, None]))
+        exposition.add(Endpoint.PREDICT, metrics_json(["k", "COUNTER", number, None]))
 
     assert samples_of(page_of(exposition)) == {"k_total": 49_995_000.0}
 
@@ -298,7 +300,7 @@ def test_the_page_is_valid_whatever_metrics_components_report(calls: list[list[t
     exposition = Exposition({})
 
     for call in calls:
-        exposition.add(Endpoint.PREDICT, said(*call))
+        exposition.add(Endpoint.PREDICT, metrics_json(*call))
 
     page = page_of(exposition)
     read = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
@@ -313,7 +315,7 @@ def test_counters_are_the_sums_over_all_calls(calls: list[tuple[str, str, int]])
     counted: Counter[tuple[str, str]] = Counter()
 
     for key, tag, value in calls:
-        exposition.add(Endpoint.PREDICT, said([key, "COUNTER", value, {"t": tag}]))
+        exposition.add(Endpoint.PREDICT, metrics_json([key, "COUNTER", value, {"t": tag}]))
         counted[f"{key}_total", tag] += value
 
     read = {

@@ -25,7 +25,7 @@ from penstock.server.seldon.messages import ComponentDescription, Endpoint, Payl
 from penstock.server.seldon.protos import message_class
 from penstock.server.settings import Settings
 
-from .graphs import FunctionEngine, Never, node, said
+from .graphs import FunctionEngine, Never, message_from, node
 
 PROTO = ProtoCodec()
 
@@ -56,8 +56,8 @@ def test_an_answer_that_is_not_a_json_object_is_returned_unchanged() -> None:
 
 def test_protobuf_messages_are_combined_into_a_message_list() -> None:
     parts = [tensor(1.0), tensor(*range(100)), message_class("SeldonMessage")()]
-    whole = PROTO.combine([Message(part.SerializeToString()) for part in parts])
-    found = message_class("SeldonMessageList").FromString(whole.body)
+    message_list = PROTO.combine([Message(part.SerializeToString()) for part in parts])
+    found = message_class("SeldonMessageList").FromString(message_list.body)
     assert list(found.seldonMessages) == parts
 
 
@@ -88,7 +88,7 @@ def test_an_invalid_meta_is_not_merged() -> None:
     codec = JsonCodec()
     metas: tuple[object, ...] = ({"tags": [1]}, {"requestPath": "a"}, {"metrics": {}}, 3)
     for meta in metas:
-        answer = builtin.predict(codec.read(said({"strData": "a", "meta": meta})))
+        answer = builtin.predict(codec.read(message_from({"strData": "a", "meta": meta})))
         assert next(each["key"] for each in answer["meta"]["metrics"]) == "mymetric_counter"
         assert "tags" not in answer["meta"]
 
@@ -201,14 +201,14 @@ def choose_predictor(graph: Graph, address: GraphRoute, message: Message, codec:
 
 def test_requests_are_split_between_predictors_by_traffic() -> None:
     graph, _ = graph_of(BLUE, GREEN)
-    names = [choose_predictor(graph, PREDICT, said({})) for _ in range(1000)]
+    names = [choose_predictor(graph, PREDICT, message_from({})) for _ in range(1000)]
     assert 700 <= names.count("blue") <= 800
     assert names.count("blue") + names.count("green") == 1000
 
 
 def test_feedback_goes_to_the_predictor_named_in_its_routing() -> None:
     graph, _ = graph_of(BLUE, GREEN)
-    feedback = said({"response": {"meta": {"routing": {"g": -1}}}})
+    feedback = message_from({"response": {"meta": {"routing": {"g": -1}}}})
     assert {choose_predictor(graph, FEEDBACK, feedback) for _ in range(20)} == {"green"}
 
 
@@ -222,7 +222,7 @@ def test_a_large_feedback_is_read_on_a_thread(letters: int, apart: bool) -> None
             return super().routing(feedback)
 
     graph, _ = graph_of(BLUE, GREEN)
-    feedback = said({"response": {"meta": {"routing": {"g": -1}}, "strData": "a" * letters}})
+    feedback = message_from({"response": {"meta": {"routing": {"g": -1}}, "strData": "a" * letters}})
 
     assert choose_predictor(graph, FEEDBACK, feedback, Noting()) == "green"
     assert (threads != [threading.get_ident()]) == apart
@@ -232,13 +232,13 @@ def test_a_shadow_receives_a_copy_of_a_request_and_is_never_chosen_to_answer() -
     graph, engine = graph_of(Predictor("main", node("m")), Predictor("dark", node("d"), 0, shadow=True))
 
     async def go() -> None:
-        graph.shadow(said({"strData": "a"}), "id", JsonCodec())
-        while not engine.asked:  # noqa: ASYNC110 - turns of the loop, no time
+        graph.shadow(message_from({"strData": "a"}), "id", JsonCodec())
+        while not engine.calls:  # noqa: ASYNC110 - turns of the loop, no time
             await asyncio.sleep(0)
 
     asyncio.run(go())
-    assert engine.asked == [("d", "PREDICT", {"strData": "a"})]
-    assert choose_predictor(graph, PREDICT, said({})) == "main"
+    assert engine.calls == [("d", "PREDICT", {"strData": "a"})]
+    assert choose_predictor(graph, PREDICT, message_from({})) == "main"
 
 
 def test_the_number_of_concurrent_shadow_requests_is_limited() -> None:
@@ -247,13 +247,13 @@ def test_the_number_of_concurrent_shadow_requests_is_limited() -> None:
 
     async def go() -> None:
         for _ in range(MAX_SHADOWS + 3):
-            graph.shadow(said({}), "id", JsonCodec())
-        while len(engine.asked) < MAX_SHADOWS:  # noqa: ASYNC110 - turns of the loop, no time
+            graph.shadow(message_from({}), "id", JsonCodec())
+        while len(engine.calls) < MAX_SHADOWS:  # noqa: ASYNC110 - turns of the loop, no time
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(go())
-    assert len(engine.asked) == MAX_SHADOWS
+    assert len(engine.calls) == MAX_SHADOWS
 
 
 def test_a_graph_is_ready_when_all_its_nodes_are() -> None:

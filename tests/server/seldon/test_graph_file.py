@@ -47,7 +47,7 @@ spec:
 """
 
 
-def made(folder: Path, text: str, classes: Iterable[str] = ()) -> Deployment:
+def make_deployment(folder: Path, text: str, classes: Iterable[str] = ()) -> Deployment:
     """Read a file beside folders that hold classes: `folder/Name`, or `Name` beside the file."""
     for place in classes:
         path = folder / f"{place}.py"
@@ -58,7 +58,7 @@ def made(folder: Path, text: str, classes: Iterable[str] = ()) -> Deployment:
     return read(file)
 
 
-def told(deployment: Deployment) -> list[str]:
+def mistakes_of(deployment: Deployment) -> list[str]:
     """Return the findings as text, without the folder."""
     return [str(finding).removeprefix(f"{deployment.file.parent}/") for finding in deployment.findings]
 
@@ -74,8 +74,8 @@ def test_a_path_ending_in_yaml_yml_or_json_is_a_graph(tmp_path: Path) -> None:
 
 
 def test_a_manifests_nodes_take_their_classes_from_the_folders_of_their_images(tmp_path: Path) -> None:
-    deployment = made(tmp_path, MANIFEST, ALL)
-    assert told(deployment) == []
+    deployment = make_deployment(tmp_path, MANIFEST, ALL)
+    assert mistakes_of(deployment) == []
     assert (deployment.name, deployment.namespace) == ("iris", "seldon")
     (predictor,) = deployment.predictors
     assert (predictor.name, predictor.version, predictor.weight) == ("main", "v7", 100)
@@ -90,7 +90,7 @@ def test_a_manifests_nodes_take_their_classes_from_the_folders_of_their_images(t
 
 
 def test_a_nodes_worker_has_the_environment_variables_of_its_container(tmp_path: Path) -> None:
-    router, a, _ = made(tmp_path, MANIFEST, ALL).nodes
+    router, a, _ = make_deployment(tmp_path, MANIFEST, ALL).nodes
     assert a.environment == {
         "LEVEL": "3",
         "PREDICTIVE_UNIT_ID": "a",
@@ -117,40 +117,66 @@ def test_a_nodes_worker_has_the_environment_variables_of_its_container(tmp_path:
 )
 def test_a_manifest_selects_the_meta_mode(tmp_path: Path, more: str, meta_mode: MetaMode) -> None:
     text = MANIFEST.replace("    annotations: {version: v7}\n", more)
-    assert made(tmp_path, text, ALL).predictors[0].meta_mode is meta_mode
+    assert make_deployment(tmp_path, text, ALL).predictors[0].meta_mode is meta_mode
 
 
 def test_a_manifest_sets_limits_in_milliseconds(tmp_path: Path) -> None:
     text = MANIFEST.replace("{version: v7}", "{seldon.io/rest-timeout: '1500', seldon.io/grpc-timeout: '20'}")
-    (predictor,) = made(tmp_path, text, ALL).predictors
+    (predictor,) = make_deployment(tmp_path, text, ALL).predictors
     assert (predictor.rest_limit_s, predictor.grpc_limit_s) == (1.5, 0.02)
+
+
+OTHERS = "---\napiVersion: v1\nkind: Secret\n---\n"
+
+
+@pytest.mark.parametrize(("before", "after"), [("---\n", "---\n"), (OTHERS, ""), ("", OTHERS)])
+def test_other_documents_in_a_manifests_file_are_ignored(tmp_path: Path, before: str, after: str) -> None:
+    deployment = make_deployment(tmp_path, before + MANIFEST + after, ["bandit/Bandit", "forest/Forest"])
+
+    assert mistakes_of(deployment) == []
+    assert [node.name for node in deployment.nodes] == ["router", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            MANIFEST + OTHERS + MANIFEST,
+            f":{MANIFEST.count(chr(10)) + 5}: expected one manifest of kind SeldonDeployment, found 2",
+        ),
+        (OTHERS + "graph: {name: m}\n", ": expected one manifest of kind SeldonDeployment, found 0"),
+    ],
+)
+def test_a_file_with_several_documents_must_have_one_deployment(tmp_path: Path, text: str, wanted: str) -> None:
+    (line,) = mistakes_of(make_deployment(tmp_path, text, ["m/Model"]))
+    assert line.endswith(wanted)
 
 
 def test_an_annotation_sets_the_folder_and_class_of_a_node(tmp_path: Path) -> None:
     text = MANIFEST.replace("{version: v7}", "{penstock.io/a: 'other:pkg.Tree', penstock.io/b: Plain}")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pkg.py").write_text("class Tree: pass\n")
-    _, a, b = made(tmp_path, text, [*ALL, "Plain"]).nodes
+    _, a, b = make_deployment(tmp_path, text, [*ALL, "Plain"]).nodes
     assert [(node.code.folder, node.code.component) for node in (a, b) if node.code] == [
         (tmp_path / "other", "pkg.Tree"), (tmp_path, "Plain"),
     ]  # fmt: skip
 
 
 def test_the_folder_of_a_nodes_name_takes_precedence_over_the_folder_of_its_image(tmp_path: Path) -> None:
-    _, a, b = made(tmp_path, MANIFEST, [*ALL, "a/Mine"]).nodes
+    _, a, b = make_deployment(tmp_path, MANIFEST, [*ALL, "a/Mine"]).nodes
     assert [node.code.component for node in (a, b) if node.code] == ["Mine", "Forest"]
 
 
 def test_model_name_in_the_s2i_file_selects_one_of_several_classes(tmp_path: Path) -> None:
     (tmp_path / "forest" / ".s2i").mkdir(parents=True)
     (tmp_path / "forest" / ".s2i" / "environment").write_text("API_TYPE=REST\nMODEL_NAME=Oak\n")
-    _, a, _ = made(tmp_path, MANIFEST, [*ALL, "forest/Oak"]).nodes
+    _, a, _ = make_deployment(tmp_path, MANIFEST, [*ALL, "forest/Oak"]).nodes
     assert a.code is not None
     assert a.code.component == "Oak"
 
 
 def test_models_of_several_predictors_are_named_after_their_predictor(tmp_path: Path) -> None:
-    deployment = made(
+    deployment = make_deployment(
         tmp_path,
         """\
         apiVersion: machinelearning.seldon.io/v1alpha2
@@ -164,7 +190,7 @@ def test_models_of_several_predictors_are_named_after_their_predictor(tmp_path: 
         """,
         ["m/Model"],
     )
-    assert told(deployment) == []
+    assert mistakes_of(deployment) == []
     assert [(each.name, each.weight, each.shadow) for each in deployment.predictors] == [
         ("blue", 75, False), ("green", 25, False), ("dark", 0, True),
     ]  # fmt: skip
@@ -187,8 +213,8 @@ graph:
 
 
 def test_a_small_file_is_a_graph_in_meta_mode_all(tmp_path: Path) -> None:
-    deployment = made(tmp_path, SMALL, ["models/Model", "Second"])
-    assert told(deployment) == []
+    deployment = make_deployment(tmp_path, SMALL, ["models/Model", "Second"])
+    assert mistakes_of(deployment) == []
     (predictor,) = deployment.predictors
     assert (deployment.name, predictor.name, predictor.meta_mode) == ("small", "default", MetaMode.ALL)
     first, second = deployment.nodes
@@ -202,7 +228,7 @@ def test_a_small_file_is_a_graph_in_meta_mode_all(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_a_name_is_named_after_its_file(tmp_path: Path) -> None:
-    assert made(tmp_path, "graph: {name: m}\n", ["m/Model"]).name == "graph"
+    assert make_deployment(tmp_path, "graph: {name: m}\n", ["m/Model"]).name == "graph"
 
 
 MISTAKES = {
@@ -276,20 +302,20 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", ["bad type", "bad method"])
 def test_a_word_that_is_not_known_is_the_only_mistake_reported(tmp_path: Path, name: str) -> None:
-    deployment = made(tmp_path, MISTAKES[name][0], ["m/Model"])
+    deployment = make_deployment(tmp_path, MISTAKES[name][0], ["m/Model"])
 
-    assert [line for line in told(deployment) if "not one of" not in line] == []
+    assert [line for line in mistakes_of(deployment) if "not one of" not in line] == []
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_in_a_graph_file_are_reported_with_their_line(tmp_path: Path, name: str) -> None:
-    text, wanted = MISTAKES[name]
-    deployment = made(tmp_path, text, ["m/Model", "two/One", "two/Two"])
-    assert any(wanted in line for line in told(deployment)), told(deployment)
+    text, expected = MISTAKES[name]
+    deployment = make_deployment(tmp_path, text, ["m/Model", "two/One", "two/Two"])
+    assert any(expected in line for line in mistakes_of(deployment)), mistakes_of(deployment)
 
 
 @pytest.mark.parametrize(
-    ("predictors", "wanted"),
+    ("predictors", "expected"),
     [
         ("[]", "there are no predictors"),
         ("[{name: a, traffic: 50, graph: {name: m, type: MODEL}}, {name: b, graph: {name: m, type: MODEL}}]",
@@ -302,20 +328,20 @@ def test_mistakes_in_a_graph_file_are_reported_with_their_line(tmp_path: Path, n
     ],
     ids=["none", "sum", "alone", "shadows", "nothing called", "limit"],
 )  # fmt: skip
-def test_mistakes_in_predictors_are_reported(tmp_path: Path, predictors: str, wanted: str) -> None:
+def test_mistakes_in_predictors_are_reported(tmp_path: Path, predictors: str, expected: str) -> None:
     text = f"apiVersion: machinelearning.seldon.io/v1\nkind: SeldonDeployment\nspec:\n  predictors: {predictors}\n"
-    assert any(wanted in line for line in told(made(tmp_path, text, ["m/Model"])))
+    assert any(expected in line for line in mistakes_of(make_deployment(tmp_path, text, ["m/Model"])))
 
 
 def test_read_valid_rejects_a_file_with_mistakes(tmp_path: Path) -> None:
-    made(tmp_path, "graph: {name: nowhere, type: ROUTR}\n")
+    make_deployment(tmp_path, "graph: {name: nowhere, type: ROUTR}\n")
     with pytest.raises(MistakesError, match="has no class"):
         read_valid(tmp_path / "graph.yaml")
 
 
 def test_a_class_that_replaces_a_prepackaged_server_receives_model_uri(tmp_path: Path) -> None:
     text = "graph: {name: m, implementation: SKLEARN_SERVER, modelUri: 'file://model', component: 'm:Model'}\n"
-    (node,) = made(tmp_path, text, ["m/Model"]).nodes
+    (node,) = make_deployment(tmp_path, text, ["m/Model"]).nodes
     assert node.type == "MODEL"
     assert list(node.parameters) == [{"name": "model_uri", "value": str(tmp_path / "model"), "type": "STRING"}]
 
@@ -324,4 +350,7 @@ def test_a_graph_more_than_32_nodes_deep_is_a_mistake(tmp_path: Path) -> None:
     text = "{name: m0, component: 'm:Model', type: MODEL}"
     for number in range(1, 40):
         text = f"{{name: m{number}, component: 'm:Model', type: MODEL, children: [{text}]}}"
-    assert any("more than 32 nodes deep" in line for line in told(made(tmp_path, f"graph: {text}\n", ["m/Model"])))
+    assert any(
+        "more than 32 nodes deep" in line
+        for line in mistakes_of(make_deployment(tmp_path, f"graph: {text}\n", ["m/Model"]))
+    )

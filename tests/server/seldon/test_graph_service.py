@@ -20,16 +20,16 @@ from tests.server.http.lane import Lane, Own, run, turns
 
 from .graphs import AnsweredError, Answers, FunctionEngine, Never, node
 
-ASKED = b"POST /api/v1.0/predictions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+REQUEST = b"POST /api/v1.0/predictions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 
 def graph_of(models: dict[str, Answers], *predictors: Predictor) -> Graph:
     """Make a Graph of these predictors."""
     deployment = Deployment(Path("graph.yaml"), "d", predictors=predictors)
     repository: Any = SimpleNamespace(deployment=deployment, served=deployment)
-    said: Any = SimpleNamespace(descriptions={}, sharing={})
+    crews: Any = SimpleNamespace(descriptions={}, sharing={})
     engine: Any = FunctionEngine(models)
-    return Graph(engine, repository, said, Exposition({}))
+    return Graph(engine, repository, crews, Exposition({}))
 
 
 STATUSES = [(204, 204), (304, 304), (418, 418), (100, 500), (199, 500), (1000, 500)]
@@ -45,9 +45,9 @@ def test_a_node_that_fails_with_any_status_does_not_corrupt_the_next_answer(stat
     async def main() -> None:
         service = GraphService(graph_of({"m": failing}, Predictor("p", node("m"))), Own(), Limits())
         lane = Lane(shared=HttpShared(service, Limits()))
-        lane.feed(ASKED)
+        lane.feed(REQUEST)
         await turns()
-        lane.feed(ASKED)
+        lane.feed(REQUEST)
         await turns()
         failed, following = lane.answers
 
@@ -67,6 +67,6 @@ def test_a_shadow_request_has_the_time_limit_of_its_protocol(codec: MessageCodec
         await turns()
         engine: Any = graph.context.engine
 
-        assert (len(engine.asked), engine.cancelled) == (1, [] if waits else ["m"])
+        assert (len(engine.calls), engine.cancelled) == (1, [] if waits else ["m"])
 
     asyncio.run(main())

@@ -14,9 +14,9 @@ from penstock.server.seldon.graph.message_codecs import GraphError, JsonCodec, M
 from penstock.server.seldon.graph.nodes import GraphNode, MetaMode
 from penstock.server.seldon.graph.walk import NodeFailed
 
-from .graphs import AnsweredError, Answers, Never, heard, node, said, walk_of
+from .graphs import AnsweredError, Answers, Never, message_from, node, value_of, walk_of
 
-ASKED = {"data": {"ndarray": [[1]]}}
+MESSAGE = {"data": {"ndarray": [[1]]}}
 
 
 def adding(number: int) -> Answers:
@@ -39,15 +39,15 @@ def failing(endpoint: Any, message: Any) -> Any:
     raise AnsweredError(418, "a teapot")
 
 
-def asked_of(engine: Any) -> list[str]:
-    return [f"{name} {endpoint.lower()}" for name, endpoint, _ in engine.asked]
+def calls_of(engine: Any) -> list[str]:
+    return [f"{name} {endpoint.lower()}" for name, endpoint, _ in engine.calls]
 
 
 def predict(
-    graph: GraphNode, models: dict[str, Answers], meta_mode: MetaMode = MetaMode.NONE, message: Any = ASKED
+    graph: GraphNode, models: dict[str, Answers], meta_mode: MetaMode = MetaMode.NONE, message: Any = MESSAGE
 ) -> tuple[Any, Any]:
     walk, engine = walk_of(graph, models, meta_mode)
-    return heard(asyncio.run(walk.predict(said(message), "id"))), engine
+    return value_of(asyncio.run(walk.predict(message_from(message), "id"))), engine
 
 
 def number(answer: Any) -> Any:
@@ -57,7 +57,7 @@ def number(answer: Any) -> Any:
 def test_a_single_model_is_called_to_predict() -> None:
     answer, engine = predict(node("m"), {"m": adding(1)})
     assert number(answer) == 2
-    assert asked_of(engine) == ["m predict"]
+    assert calls_of(engine) == ["m predict"]
 
 
 def test_transformers_and_models_run_downwards_and_output_transformers_on_the_way_back() -> None:
@@ -65,7 +65,7 @@ def test_transformers_and_models_run_downwards_and_output_transformers_on_the_wa
     models = {"out": adding(1000), "in": adding(1), "first": adding(10), "second": adding(100)}
     answer, engine = predict(graph, models)
     assert number(answer) == 1112
-    assert asked_of(engine) == ["in transform_input", "first predict", "second predict", "out transform_output"]
+    assert calls_of(engine) == ["in transform_input", "first predict", "second predict", "out transform_output"]
 
 
 def test_a_node_with_declared_methods_is_called_for_each_method() -> None:
@@ -77,7 +77,7 @@ def test_a_node_with_declared_methods_is_called_for_each_method() -> None:
         return route if endpoint.name == "ROUTE" else message[0] if isinstance(message, list) else message
 
     _, engine = predict(graph, {"all": every, "a": adding(1), "b": adding(2)})
-    assert asked_of(engine) == [
+    assert calls_of(engine) == [
         "all transform_input",
         "all route",
         "b predict",
@@ -88,14 +88,14 @@ def test_a_node_with_declared_methods_is_called_for_each_method() -> None:
 
 def test_a_model_whose_only_method_is_transform_input_is_not_called_to_predict() -> None:
     _, engine = predict(node("m", methods=frozenset({"TRANSFORM_INPUT"})), {"m": adding(1)})
-    assert asked_of(engine) == ["m transform_input"]
+    assert calls_of(engine) == ["m transform_input"]
 
 
 def test_a_router_chooses_the_child_that_is_called() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = predict(graph, {"r": choosing(1), "a": adding(1), "b": adding(2)})
     assert number(answer) == 3
-    assert asked_of(engine) == ["r route", "b predict"]
+    assert calls_of(engine) == ["r route", "b predict"]
 
 
 @pytest.mark.parametrize("way", ["tensor", "bare list"])
@@ -110,22 +110,22 @@ def test_a_combiner_receives_the_answers_of_all_children_in_order() -> None:
     graph = node("c", "COMBINER", node("a"), node("b"))
     answer, engine = predict(graph, {"c": summing, "a": adding(1), "b": adding(2)})
     assert number(answer) == 5
-    assert asked_of(engine) == ["a predict", "b predict", "c aggregate"]
-    assert [number(each) for each in engine.asked[-1][2]] == [2, 3]
+    assert calls_of(engine) == ["a predict", "b predict", "c aggregate"]
+    assert [number(each) for each in engine.calls[-1][2]] == [2, 3]
 
 
 def test_route_minus_one_without_a_combiner_returns_the_first_childs_answer() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = predict(graph, {"r": choosing(-1), "a": adding(1), "b": adding(2)})
     assert number(answer) == 2
-    assert asked_of(engine) == ["r route", "a predict", "b predict"]
+    assert calls_of(engine) == ["r route", "a predict", "b predict"]
 
 
 def test_route_minus_two_returns_the_message_without_calling_a_child() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = predict(graph, {"r": choosing(-2)})
-    assert answer == ASKED
-    assert asked_of(engine) == ["r route"]
+    assert answer == MESSAGE
+    assert calls_of(engine) == ["r route"]
 
 
 @pytest.mark.parametrize("route", [2, -3])
@@ -141,10 +141,10 @@ def test_a_routers_answer_without_a_route_is_a_graph_error() -> None:
 
 
 def test_numbers_pass_through_a_graph_without_losing_precision_or_type() -> None:
-    seen: list[bytes] = []
+    arrays: list[bytes] = []
 
     def keep(endpoint: Any, message: Any) -> Any:
-        seen.append(message["data"]["ndarray"])
+        arrays.append(message["data"]["ndarray"])
         return message
 
     graph = node("t", "TRANSFORMER", node("m"))
@@ -188,7 +188,7 @@ def test_the_answer_of_a_failing_node_is_returned() -> None:
     with pytest.raises(NodeFailed) as caught:
         predict(graph, {"t": adding(1), "m": failing})
     assert caught.value.status == 418
-    assert heard(caught.value.message)["status"]["info"] == "a teapot"
+    assert value_of(caught.value.message)["status"]["info"] == "a teapot"
 
 
 def test_a_failing_routers_text_and_status_are_in_the_error() -> None:
@@ -210,9 +210,9 @@ def test_the_first_failing_childs_answer_is_returned_after_all_children_were_cal
     graph = node("c", "COMBINER", node("a"), node("b"), node("d"))
     walk, engine = walk_of(graph, {"a": adding(1), "b": failing, "d": failing, "c": summing})
     with pytest.raises(NodeFailed) as caught:
-        asyncio.run(walk.predict(said(ASKED), "id"))
+        asyncio.run(walk.predict(message_from(MESSAGE), "id"))
     assert caught.value.node == "b"
-    assert asked_of(engine) == ["a predict", "b predict", "d predict"]
+    assert calls_of(engine) == ["a predict", "b predict", "d predict"]
 
 
 def test_a_node_that_is_not_loaded_is_not_ready() -> None:
@@ -232,7 +232,7 @@ def test_a_node_that_dies_fails_the_request() -> None:
 def test_a_call_to_a_node_that_exceeds_its_limit_is_cancelled() -> None:
     walk, engine = walk_of(node("m"), {"m": lambda *_: Never}, limit_s=0.001)
     with pytest.raises(GraphError, match=r"node 'm' did not answer within 0\.001 s"):
-        asyncio.run(walk.predict(said(ASKED), "id"))
+        asyncio.run(walk.predict(message_from(MESSAGE), "id"))
     assert engine.cancelled == ["m"]
 
 
@@ -241,8 +241,8 @@ def test_a_client_that_disconnects_cancels_the_calls_in_every_branch() -> None:
     walk, engine = walk_of(graph, {"a": lambda *_: Never, "b": lambda *_: Never})
 
     async def go() -> None:
-        task = asyncio.create_task(walk.predict(said(ASKED), "id"))
-        while len(engine.asked) < 2:  # noqa: ASYNC110 - turns of the loop, no time
+        task = asyncio.create_task(walk.predict(message_from(MESSAGE), "id"))
+        while len(engine.calls) < 2:  # noqa: ASYNC110 - turns of the loop, no time
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -256,12 +256,12 @@ def test_a_client_that_disconnects_cancels_the_calls_in_every_branch() -> None:
 
 
 def feedback_of(**routing: int) -> Any:
-    return {"request": ASKED, "response": {"meta": {"routing": routing}}, "reward": 1.0}
+    return {"request": MESSAGE, "response": {"meta": {"routing": routing}}, "reward": 1.0}
 
 
 def feedback(graph: GraphNode, models: dict[str, Answers], message: Any) -> tuple[Any, Any]:
     walk, engine = walk_of(graph, models)
-    return heard(asyncio.run(walk.feedback(said(message)))), engine
+    return value_of(asyncio.run(walk.feedback(message_from(message)))), engine
 
 
 def content(endpoint: Any, message: Any) -> Any:
@@ -272,21 +272,21 @@ def content(endpoint: Any, message: Any) -> Any:
 def test_feedback_goes_to_the_chosen_child_and_then_to_the_router() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = feedback(graph, {"r": content, "b": content}, feedback_of(r=1))
-    assert asked_of(engine) == ["b feedback", "r feedback"]
-    assert engine.asked[0][2] == feedback_of(r=1)
+    assert calls_of(engine) == ["b feedback", "r feedback"]
+    assert engine.calls[0][2] == feedback_of(r=1)
     assert answer == {"meta": {}, "endpoint": "FEEDBACK"}
 
 
 def test_feedback_without_routing_goes_to_all_children() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     _, engine = feedback(graph, {"r": content, "a": content, "b": content}, {"reward": 1.0})
-    assert asked_of(engine) == ["a feedback", "b feedback", "r feedback"]
+    assert calls_of(engine) == ["a feedback", "b feedback", "r feedback"]
 
 
 def test_transformers_and_combiners_receive_feedback_only_if_they_declare_send_feedback() -> None:
     graph = node("c", "COMBINER", node("t", "TRANSFORMER", node("m"), methods=frozenset({"SEND_FEEDBACK"})))
     _, engine = feedback(graph, {"m": content, "t": content}, feedback_of())
-    assert asked_of(engine) == ["m feedback", "t feedback"]
+    assert calls_of(engine) == ["m feedback", "t feedback"]
 
 
 def test_feedback_is_returned_unchanged_when_the_first_node_takes_no_feedback() -> None:
@@ -301,7 +301,7 @@ def test_feedback_for_a_child_that_does_not_exist_is_a_graph_error() -> None:
 
 def test_feedback_with_route_minus_two_goes_to_the_router_only() -> None:
     _, engine = feedback(node("r", "ROUTER", node("a")), {"a": content, "r": content}, feedback_of(r=-2))
-    assert asked_of(engine) == ["r feedback"]
+    assert calls_of(engine) == ["r feedback"]
 
 
 # -- built in --------------------------------------------------------------------------------------------------
@@ -314,12 +314,12 @@ def test_an_ab_test_sends_the_configured_ratio_of_requests_to_its_first_child() 
 
     async def ask() -> None:
         for _ in range(400):
-            await walk.predict(said(ASKED), "id")
+            await walk.predict(message_from(MESSAGE), "id")
 
     asyncio.run(ask())
-    first = asked_of(engine).count("a predict")
+    first = calls_of(engine).count("a predict")
     assert 80 <= first <= 120
-    assert first + asked_of(engine).count("b predict") == 400
+    assert first + calls_of(engine).count("b predict") == 400
 
 
 def test_feedback_of_an_ab_test_goes_to_the_branch_that_answered() -> None:
@@ -327,7 +327,7 @@ def test_feedback_of_an_ab_test_goes_to_the_branch_that_answered() -> None:
     answer, _ = predict(graph, {"a": adding(1), "b": adding(2)}, MetaMode.ROUTING)
     branch = answer["meta"]["routing"]["ab"]
     _, engine = feedback(graph, {"a": content, "b": content}, {"response": answer, "reward": 1.0})
-    assert asked_of(engine) == ["ab"[branch] + " feedback"]
+    assert calls_of(engine) == ["ab"[branch] + " feedback"]
 
 
 def test_the_simple_router_chooses_the_first_child() -> None:

@@ -63,7 +63,7 @@ def test_a_syntax_error_in_a_component_is_reported_with_its_line(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "warned"),
     [
         ("class Ident:\n    def Predict(self, X, names): ...\n", True),
         ("class Ident(object):\n    x = 1\n", True),
@@ -76,13 +76,13 @@ def test_a_syntax_error_in_a_component_is_reported_with_its_line(tmp_path: Path)
     ],
 )
 def test_check_warns_about_a_class_without_component_methods(
-    text: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "Ident.py").write_text(text)
 
     assert cli.main(["check", "--dialect", "seldon", str(tmp_path / "Ident.py")]) == 0
 
-    assert ("warning: Ident has none of a component's methods" in capsys.readouterr().out) is told
+    assert ("warning: Ident has none of a component's methods" in capsys.readouterr().out) is warned
 
 
 def test_check_prints_the_parameters_of_a_graph_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

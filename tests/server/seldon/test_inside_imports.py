@@ -45,15 +45,15 @@ print(len(names) > 10)
 """
 
 
-def told(more: str, program: str) -> str:
+def answer_of(more: str, program: str) -> str:
     """Run a program that can also import these packages. Returns: its output."""
     words = [sys.executable, "-c", ONLY.format(more=more) + program]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_worker_answers_json_without_protobuf_installed() -> None:
-    assert told("", JSON) == '{"data":{"names":["t:0"],"ndarray":[[2]]},"meta":{}}\n'
+    assert answer_of("", JSON) == '{"data":{"names":["t:0"],"ndarray":[[2]]},"meta":{}}\n'
 
 
 def test_every_worker_module_can_be_imported_when_protobuf_is_installed() -> None:
-    assert told('"google"', ALL) == "True\n"
+    assert answer_of('"google"', ALL) == "True\n"

@@ -22,7 +22,7 @@ from penstock.server.seldon.inside.service import SeldonInside, open_service
 from penstock.server.seldon.loading import _order
 from penstock.server.seldon.messages import ComponentDescription
 
-from .component_calls import ask, asked, failed, inside
+from .component_calls import ask, ask_service, failed, inside
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def test_a_name_selects_the_class_in_the_module_of_that_name(folder: Path) -> No
         {"name": "b", "value": "on", "type": "BOOL"},
     ]
     service = opened(folder, "Named", source, json.dumps(parameters))
-    assert asked(service, {"strData": ""}).body == '{"jsonData":{"made":[[3,"bar",true]]},"meta":{}}\n'
+    assert ask_service(service, {"strData": ""}).body == '{"jsonData":{"made":[[3,"bar",true]]},"meta":{}}\n'
 
 
 def test_a_dotted_name_selects_a_class_in_a_package(folder: Path) -> None:
     source = "class Thing:\n    def predict(self, X, names): return __name__\n"
-    assert asked(opened(folder, "pack.mod.Thing", source), {"strData": ""}).said["strData"] == "pack.mod"
+    assert ask_service(opened(folder, "pack.mod.Thing", source), {"strData": ""}).decoded["strData"] == "pack.mod"
 
 
 def test_the_components_folder_is_last_on_sys_path(folder: Path) -> None:
@@ -125,7 +125,7 @@ class Sub(SeldonComponent):  # type: ignore[misc]
     pass
 
 
-class Asked(Ident):
+class Health(Ident):
     def health_status(self) -> Any:
         raise ValueError("sick")
 
@@ -134,8 +134,8 @@ def test_the_health_answer_is_precomputed_for_components_without_a_health_method
     assert inside(Ident()).description.health == '{"meta":{},"strData":"healthy"}\n'
     sub = '{"meta":{},"strData":"not implemented - assuming healthy"}\n'
     assert inside(Sub()).description.health == sub
-    assert inside(Asked()).description.health == ""
-    assert ask(Asked(), b"", 6)[:2] == (500, failed("sick"))  # type: ignore[arg-type]
+    assert inside(Health()).description.health == ""
+    assert ask(Health(), b"", 6)[:2] == (500, failed("sick"))  # type: ignore[arg-type]
 
 
 def test_the_description_states_whether_calls_may_share_a_batch() -> None:
@@ -147,11 +147,11 @@ def test_the_description_states_whether_calls_may_share_a_batch() -> None:
         def predict(self, X: Any, names: Any, **keywords: Any) -> Any:
             return X
 
-    def said(user: Any) -> tuple[bool, bool]:
+    def batching_of(user: Any) -> tuple[bool, bool]:
         description = inside(user).description
         return description.batches, description.takes_meta
 
-    assert [said(Ident()), said(WithMeta()), said(Raw()), said(object())] == [
+    assert [batching_of(Ident()), batching_of(WithMeta()), batching_of(Raw()), batching_of(object())] == [
         (True, False), (True, True), (False, False), (False, False),
     ]  # fmt: skip
 
@@ -175,7 +175,7 @@ def test_a_component_with_invalid_metadata_is_still_served() -> None:
 
     service = inside(Bad())
     assert (service.description.metadata, service.description.page) == (None, "")
-    assert asked(service, {"strData": "a"}).status == 200
+    assert ask_service(service, {"strData": "a"}).status == 200
 
 
 def test_a_custom_service_runs_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from penstock.server.seldon.inside.answers import encode_reply
 from penstock.server.seldon.inside.component import Component
 from penstock.server.seldon.messages import Endpoint, read_answer
 
-from .graphs import node, said
+from .graphs import message_from, node
 
 LINES = b"text/plain\r\nx-reason: none\r\n"
 COUNTED: list[Any] = ["calls", "COUNTER", 1, None]
@@ -57,7 +57,7 @@ def test_a_node_that_answers_with_a_status_other_than_ok_fails_with_metrics_coun
     )
 
     with pytest.raises(NodeFailed) as failed:
-        asyncio.run(Walk(context, Predictor("p", node("m")), codec).predict(said({}), "id"))
+        asyncio.run(Walk(context, Predictor("p", node("m")), codec).predict(message_from({}), "id"))
 
     assert counted == [("m", Endpoint.PREDICT, [COUNTED])]
     message = failed.value.message

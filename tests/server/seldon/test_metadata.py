@@ -12,11 +12,11 @@ EMPTY: dict[str, Any] = {"name": "", "versions": [""], "platform": "", "inputs":
 
 
 class Says:
-    def __init__(self, said: Any) -> None:
-        self.said = said
+    def __init__(self, metadata: Any) -> None:
+        self.metadata = metadata
 
     def init_metadata(self) -> Any:
-        return self.said
+        return self.metadata
 
 
 def test_metadata_defaults_to_the_name_and_version_of_the_image() -> None:
@@ -28,13 +28,13 @@ def test_metadata_defaults_to_the_name_and_version_of_the_image() -> None:
 
 def test_metadata_in_the_environment_overrides_the_class_and_the_image() -> None:
     environ = {"PREDICTIVE_UNIT_IMAGE": "a:1", "MODEL_METADATA": "name: from-yaml\ncustom: {k: v}"}
-    made = metadata_of(Says({"name": "from-class", "platform": "p"}), environ)
-    assert made == {**EMPTY, "name": "from-yaml", "versions": ["1"], "platform": "p", "custom": {"k": "v"}}
+    metadata = metadata_of(Says({"name": "from-class", "platform": "p"}), environ)
+    assert metadata == {**EMPTY, "name": "from-yaml", "versions": ["1"], "platform": "p", "custom": {"k": "v"}}
 
 
-@pytest.mark.parametrize("said", [None, "text", [1]])
-def test_metadata_that_is_not_a_dict_is_ignored(said: Any) -> None:
-    assert metadata_of(Says(said), {"MODEL_METADATA": "{"}) == EMPTY
+@pytest.mark.parametrize("metadata", [None, "text", [1]])
+def test_metadata_that_is_not_a_dict_is_ignored(metadata: Any) -> None:
+    assert metadata_of(Says(metadata), {"MODEL_METADATA": "{"}) == EMPTY
 
 
 GOOD: list[Any] = [
@@ -63,9 +63,9 @@ def test_invalid_descriptions_of_inputs_and_outputs_are_rejected(tensor: Any) ->
 
 
 @pytest.mark.parametrize(
-    "said",
+    "metadata",
     [{"versions": "v1"}, {"versions": [1]}, {"name": 1}, {"platform": None}, {"custom": {"a": 1}}, {"custom": []},
      {"inputs": {}}, {"other": 1}],
 )  # fmt: skip
-def test_metadata_with_invalid_or_unknown_fields_is_rejected(said: Any) -> None:
-    assert metadata_of(Says(said), {}) is None
+def test_metadata_with_invalid_or_unknown_fields_is_rejected(metadata: Any) -> None:
+    assert metadata_of(Says(metadata), {}) is None

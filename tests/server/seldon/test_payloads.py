@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.server.seldon.inside.payloads import datadef, loads, split_message
 from penstock.server.seldon.messages import Endpoint
 
-from .component_calls import ask, asked, inside
+from .component_calls import ask, ask_service, inside
 
 
 class Says:
@@ -26,7 +26,7 @@ class Says:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "expected"),
     [
         ({"data": {"ndarray": [[1, 2]]}}, ["ndarray", "int64", "[]", "None"]),
         ({"data": {"ndarray": [[1, 2.5]], "names": ["a"]}}, ["ndarray", "float64", "['a']", "None"]),
@@ -45,14 +45,14 @@ class Says:
     ids=["ints", "floats", "bools", "mixed", "uint64", "beyond", "null", "tensor", "empty", "text", "lenient", "json",
          "5"],
 )  # fmt: skip
-def test_each_payload_kind_reaches_predict_as_the_type_of_seldon_core(message: Any, said: list[str]) -> None:
+def test_each_payload_kind_reaches_predict_as_the_type_of_seldon_core(message: Any, expected: list[str]) -> None:
     answer = ask(Says(), message)
-    assert answer.said["data"]["ndarray"] == said
+    assert answer.decoded["data"]["ndarray"] == expected
 
 
 def test_the_data_field_takes_precedence_over_other_payload_fields() -> None:
-    taken = split_message({"binData": "MTIz", "strData": "s", "jsonData": 1, "data": {"ndarray": [1]}})
-    assert (taken[0].tolist(), taken[3]) == ([1], "data")
+    parts = split_message({"binData": "MTIz", "strData": "s", "jsonData": 1, "data": {"ndarray": [1]}})
+    assert (parts[0].tolist(), parts[3]) == ([1], "data")
 
 
 @pytest.mark.parametrize("kind", ["tensor", "ndarray"])
@@ -60,9 +60,9 @@ def test_the_data_field_takes_precedence_over_other_payload_fields() -> None:
 def test_arrays_are_read_back_as_they_were_written(kind: str, rows: Any) -> None:
     array = np.array(rows)
     message = {"data": json.loads(json.dumps(datadef(kind, array, ["a", "b"])))}
-    features, meta, said, _ = split_message(message)
+    features, meta, data, _ = split_message(message)
     np.testing.assert_array_equal(features, array)
-    assert (features.dtype, meta, said["names"]) == (array.dtype, None, ["a", "b"])
+    assert (features.dtype, meta, data["names"]) == (array.dtype, None, ["a", "b"])
 
 
 def test_a_tftensor_is_read_without_tensorflow() -> None:
@@ -96,7 +96,7 @@ _near = st.dictionaries(_names, _json | st.dictionaries(_inner, _json | st.dicti
 @given(_json | _near | st.lists(_near))
 def test_any_json_message_is_answered_with_json(message: Any) -> None:
     for endpoint in (Endpoint.PREDICT, Endpoint.TRANSFORM_INPUT, Endpoint.ROUTE, Endpoint.AGGREGATE, Endpoint.FEEDBACK):
-        answer = asked(_EVERYTHING, message, endpoint)
+        answer = ask_service(_EVERYTHING, message, endpoint)
         assert answer.status in {200, 400, 500}
         assert answer.body.endswith("\n")
         json.loads(answer.body)

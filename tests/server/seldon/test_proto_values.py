@@ -226,12 +226,12 @@ def test_metrics_with_an_unknown_type_or_an_infinite_value_are_read() -> None:
 
 @pytest.mark.parametrize("names", [["tags"], ["requestPath"], ["metrics"], ["tags", "metrics", "requestPath"]], ids=str)
 def test_meta_is_written_as_protobufs_json_format_writes_meta(names: list[str]) -> None:
-    said = {name: META[name] for name in names}
-    theirs = json_format.ParseDict({**said, "puid": "é"}, pb.Meta())
-    assert pb.Meta.FromString(meta_bytes(said, "é")) == theirs
+    meta = {name: META[name] for name in names}
+    theirs = json_format.ParseDict({**meta, "puid": "é"}, pb.Meta())
+    assert pb.Meta.FromString(meta_bytes(meta, "é")) == theirs
 
 
-@pytest.mark.parametrize(("said", "text"), [
+@pytest.mark.parametrize(("meta", "text"), [
     ({"tags": {"a": np.int64(1)}},
      "Failed to parse tags field: Value 1 has unexpected type <class 'numpy.int64'> at Meta.tags[a]."),
     ({"tags": {1: 2}}, "Failed to parse tags field: expected string or bytes-like object."),
@@ -239,17 +239,17 @@ def test_meta_is_written_as_protobufs_json_format_writes_meta(names: list[str]) 
     ({"metrics": [{"key": "k", "value": math.nan}]}, "Couldn't parse NaN"),
     ({"metrics": [{"key": "k", "extra": 1}]}, 'no field named "extra"'),
 ], ids=["tag", "key", "large", "nan", "extra"])  # fmt: skip
-def test_invalid_meta_is_a_parse_error(said: dict[str, Any], text: str) -> None:
+def test_invalid_meta_is_a_parse_error(meta: dict[str, Any], text: str) -> None:
     with pytest.raises(json_format.ParseError) as raised:
-        meta_bytes(said)
+        meta_bytes(meta)
     assert text in str(raised.value)
 
 
 def test_metrics_with_numpy_values_are_written() -> None:
     metrics = [{"key": "k", "type": "GAUGE", "value": np.float32(0.5)}, {"key": "b", "value": True}]
-    made = pb.Meta.FromString(meta_bytes({"metrics": metrics}))
-    assert [(each.key, each.type, each.value) for each in made.metrics] == [("k", 1, 0.5), ("b", 0, 1.0)]
-    assert pb.Meta.FromString(meta_bytes({"metrics": metrics}, exact=False)) == made
+    meta = pb.Meta.FromString(meta_bytes({"metrics": metrics}))
+    assert [(each.key, each.type, each.value) for each in meta.metrics] == [("k", 1, 0.5), ("b", 0, 1.0)]
+    assert pb.Meta.FromString(meta_bytes({"metrics": metrics}, exact=False)) == meta
 
 
 # -- messages --------------------------------------------------------------------------------------------------
@@ -262,15 +262,15 @@ def test_metrics_with_numpy_values_are_written() -> None:
     {"status": {"code": 3, "info": "x", "status": "FAILURE"}},
 ], ids=json.dumps)  # fmt: skip
 def test_messages_convert_to_the_json_of_protobufs_json_format(message: dict[str, Any]) -> None:
-    made = json_format.ParseDict(message, pb.SeldonMessage())
-    assert json_of(made) == message == json.loads(json_format.MessageToJson(made))
+    proto = json_format.ParseDict(message, pb.SeldonMessage())
+    assert json_of(proto) == message == json.loads(json_format.MessageToJson(proto))
 
 
 def test_nan_and_infinity_become_texts_in_json() -> None:
-    made = pb.SeldonMessage(data=tensor([2], [math.nan, -math.inf]))
-    assert json_of(made) == {"data": {"tensor": {"shape": [2], "values": ["NaN", "-Infinity"]}}}
-    made = pb.SeldonMessage(data=nested([math.nan]))
-    assert json_of(made) == {"data": {"ndarray": ["NaN"]}}
+    proto = pb.SeldonMessage(data=tensor([2], [math.nan, -math.inf]))
+    assert json_of(proto) == {"data": {"tensor": {"shape": [2], "values": ["NaN", "-Infinity"]}}}
+    proto = pb.SeldonMessage(data=nested([math.nan]))
+    assert json_of(proto) == {"data": {"ndarray": ["NaN"]}}
 
 
 def test_the_payload_of_a_message_is_the_field_that_is_set() -> None:

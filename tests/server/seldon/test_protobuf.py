@@ -39,7 +39,7 @@ class Answer(NamedTuple):
         return pb.SeldonMessage.FromString(self.body)
 
     @property
-    def said(self) -> Any:
+    def decoded(self) -> Any:
         return json_format.MessageToDict(self.message)
 
     @property
@@ -54,28 +54,28 @@ def ask(user: Any, message: Any, endpoint: Endpoint = Endpoint.PREDICT, *, stric
     return Answer(status, body, json.loads(metrics or b"[]"))
 
 
-def message(**said: Any) -> Any:
-    return json_format.ParseDict(said, pb.SeldonMessage())
+def message(**members: Any) -> Any:
+    return json_format.ParseDict(members, pb.SeldonMessage())
 
 
 def tensor(*values: float, **meta: Any) -> Any:
-    said: dict[str, Any] = {"data": {"names": ["a"], "tensor": {"shape": [1, len(values)], "values": [*values]}}}
-    return message(**said, **({"meta": meta} if meta else {}))
+    members: dict[str, Any] = {"data": {"names": ["a"], "tensor": {"shape": [1, len(values)], "values": [*values]}}}
+    return message(**members, **({"meta": meta} if meta else {}))
 
 
 def giving(result: Any, **methods: Any) -> Any:
     """Make a component whose predict returns this."""
-    made = {"predict": lambda self, x, names: result} | methods
-    return type("Giving", (), made)()
+    members = {"predict": lambda self, x, names: result} | methods
+    return type("Giving", (), members)()
 
 
 class Ident:
     """Keeps the arguments of its last call."""
 
-    got: tuple[Any, ...] = ()
+    received: tuple[Any, ...] = ()
 
     def predict(self, x: Any, names: Any, meta: Any = None) -> Any:
-        self.got = (x, names, meta)
+        self.received = (x, names, meta)
         return x
 
 
@@ -85,21 +85,21 @@ class Ident:
 def test_predict_receives_a_tensor_as_float64_with_its_names_and_empty_meta() -> None:
     user = Ident()
     answer = ask(user, tensor(1, 2))
-    values, names, meta = user.got
+    values, names, meta = user.received
     assert (values.dtype, values.tolist(), list(names), meta) == (np.float64, [[1, 2]], ["a"], {})
-    assert answer.said == {
+    assert answer.decoded == {
         "meta": {}, "data": {"names": ["t:0", "t:1"], "tensor": {"shape": [1, 2], "values": [1.0, 2.0]}},
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "got"), [
+@pytest.mark.parametrize(("members", "received"), [
     ({"strData": "x"}, "x"), ({"binData": "MTIz"}, b"123"), ({"jsonData": {"a": [1, None]}}, {"a": [1.0, None]}),
     ({"jsonData": 3}, 3.0),
 ], ids=str)  # fmt: skip
-def test_predict_receives_texts_bytes_and_json_as_python_values(said: dict[str, Any], got: Any) -> None:
+def test_predict_receives_texts_bytes_and_json_as_python_values(members: dict[str, Any], received: Any) -> None:
     user = Ident()
-    ask(user, message(**said))
-    assert (user.got[0], list(user.got[1])) == (got, [])
+    ask(user, message(**members))
+    assert (user.received[0], list(user.received[1])) == (received, [])
 
 
 def test_predict_receives_meta_as_a_dict_and_the_answer_repeats_meta_without_routing() -> None:
@@ -109,8 +109,8 @@ def test_predict_receives_meta_as_a_dict_and_the_answer_repeats_meta_without_rou
         "metrics": [{"key": "k", "value": 0.5}],
     }  # fmt: skip
     answer = ask(user, tensor(1, **meta))
-    assert user.got[2] == meta
-    assert answer.said["meta"] == {
+    assert user.received[2] == meta
+    assert answer.decoded["meta"] == {
         "puid": "p", "tags": {"a": 1.0}, "requestPath": {"x": "y"}, "metrics": [{"key": "k", "value": 0.5}],
     }  # fmt: skip
     assert answer.metrics == []
@@ -122,23 +122,23 @@ def test_custom_data_is_returned_unchanged() -> None:
             assert isinstance(x, AnyMessage)
             return x
 
-    asked = pb.SeldonMessage()
-    asked.customData.Pack(struct_pb2.Value(number_value=1))
-    assert ask(Custom(), asked).message.customData == asked.customData
+    request = pb.SeldonMessage()
+    request.customData.Pack(struct_pb2.Value(number_value=1))
+    assert ask(Custom(), request).message.customData == request.customData
 
 
 def test_missing_methods_are_answered_as_in_seldon_core() -> None:
-    assert ask(object(), tensor(1)).said == {"meta": {}, "data": {"tensor": {"shape": [0]}}}
+    assert ask(object(), tensor(1)).decoded == {"meta": {}, "data": {"tensor": {"shape": [0]}}}
     for endpoint in (Endpoint.TRANSFORM_INPUT, Endpoint.TRANSFORM_OUTPUT):
-        assert ask(SeldonComponent(), tensor(1), endpoint).said["data"]["names"] == ["t:0"]
-        assert ask(object(), message(strData="x"), endpoint).said == {"meta": {}, "strData": "x"}
+        assert ask(SeldonComponent(), tensor(1), endpoint).decoded["data"]["names"] == ["t:0"]
+        assert ask(object(), message(strData="x"), endpoint).decoded == {"meta": {}, "strData": "x"}
     assert ask(object(), tensor(1), Endpoint.ROUTE).error == (UNKNOWN, CALLING)
 
 
 def test_a_route_is_returned_as_a_tensor_without_the_requests_tags() -> None:
     user = type("Router", (), {"route": lambda self, x, names: 1})()
     answer = ask(user, tensor(1, puid="p", tags={"a": 1}), Endpoint.ROUTE)
-    assert answer.said == {
+    assert answer.decoded == {
         "meta": {"puid": "p"}, "data": {"names": ["t:0"], "tensor": {"shape": [1, 1], "values": [1.0]}},
     }  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_aggregate_combines_the_data_and_meta_of_its_messages() -> None:
     second = message(data={"ndarray": [[3, 5]]}, meta={"tags": {"a": 2, "b": 3}})
     answer = ask(user, pb.SeldonMessageList(seldonMessages=[first, second]), Endpoint.AGGREGATE)
     assert user.names == [["a"], []]
-    assert answer.said == {
+    assert answer.decoded == {
         "meta": {"puid": "p", "tags": {"a": 2.0, "b": 3.0}, "metrics": [{"key": "k", "value": 1.0}]},
         "data": {"names": ["t:0", "t:1"], "tensor": {"shape": [1, 2], "values": [2.0, 3.5]}},
     }
@@ -188,7 +188,7 @@ def test_methods_receive_names_as_lists() -> None:
 # -- results ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("result", "said"), [
+@pytest.mark.parametrize(("result", "expected"), [
     ("é", {"strData": "é"}), (b"123", {"binData": "MTIz"}), ({"a": [1, None]}, {"jsonData": {"a": [1.0, None]}}),
     ([[1]], {"data": {"names": ["t:0"], "tensor": {"shape": [1, 1], "values": [1.0]}}}),
     ([["a"]], {"data": {"names": ["t:0"], "ndarray": [["a"]]}}),
@@ -196,17 +196,17 @@ def test_methods_receive_names_as_lists() -> None:
     (np.array([5], "timedelta64[ns]"), {"data": {"tensor": {"shape": [1], "values": [5.0]}}}),
     (np.ma.masked_array([1.0, 2.0], [True, False]), {"data": {"tensor": {"shape": [2], "values": [1.0, 2.0]}}}),
 ], ids=str)  # fmt: skip
-def test_results_are_returned_in_the_field_for_their_type(result: Any, said: dict[str, Any]) -> None:
-    assert ask(giving(result), tensor(1)).said == {"meta": {}, **said}
+def test_results_are_returned_in_the_field_for_their_type(result: Any, expected: dict[str, Any]) -> None:
+    assert ask(giving(result), tensor(1)).decoded == {"meta": {}, **expected}
 
 
-@pytest.mark.parametrize(("asked", "kind"), [
+@pytest.mark.parametrize(("members", "kind"), [
     ({"data": {"ndarray": [1]}}, "ndarray"), ({"data": {"tensor": {"shape": [1], "values": [1]}}}, "tensor"),
     ({"data": {}}, "ndarray"), ({"data": {"tftensor": {"dtype": "DT_FLOAT", "floatVal": [1]}}}, "tftensor"),
     ({"strData": "x"}, "tensor"),
 ], ids=str)  # fmt: skip
-def test_numbers_are_returned_in_the_encoding_of_the_request(asked: dict[str, Any], kind: str) -> None:
-    assert ask(giving(np.ones((1, 2))), message(**asked)).message.data.WhichOneof("data_oneof") == kind
+def test_numbers_are_returned_in_the_encoding_of_the_request(members: dict[str, Any], kind: str) -> None:
+    assert ask(giving(np.ones((1, 2))), message(**members)).message.data.WhichOneof("data_oneof") == kind
 
 
 @pytest.mark.parametrize(("result", "text"), [
@@ -227,18 +227,18 @@ def test_tags_metrics_and_class_names_are_in_the_answer() -> None:
         class_names=lambda self: ["only"],
     )
     answer = ask(user, tensor(1))
-    assert answer.said["meta"] == {
+    assert answer.decoded["meta"] == {
         "tags": {"a": "x", "b": 2.0},
         "metrics": [{"key": "c", "value": 1.0}, {"key": "g", "type": "GAUGE", "value": 3.0}],
     }
-    assert answer.said["data"]["names"] == ["only"]
+    assert answer.decoded["data"]["names"] == ["only"]
     assert answer.metrics == [["g", "GAUGE", 3, None], ["c", "COUNTER", 1, None]]
 
 
 def test_the_request_path_is_in_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREDICTIVE_UNIT_ID", "classifier")
     monkeypatch.setenv("PREDICTIVE_UNIT_IMAGE", "org/img:0.3")
-    assert ask(Ident(), tensor(1)).said["meta"] == {"requestPath": {"classifier": "org/img:0.3"}}
+    assert ask(Ident(), tensor(1)).decoded["meta"] == {"requestPath": {"classifier": "org/img:0.3"}}
 
 
 # -- methods that take messages --------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_raw_method_receives_and_returns_a_message() -> None:
             return message
 
     answer = ask(Raw(), message(strData="x"))
-    assert answer.said == {"strData": "x", "meta": {"metrics": [{"key": "k", "value": 2.0}]}}
+    assert answer.decoded == {"strData": "x", "meta": {"metrics": [{"key": "k", "value": 2.0}]}}
     assert [row[:3] for row in answer.metrics] == [["k", "COUNTER", 2]]
 
 
@@ -261,14 +261,14 @@ def test_a_raw_method_that_is_not_implemented_falls_back_to_predict() -> None:
         def predict_raw(self, message: Any) -> Any:
             raise SeldonNotImplementedError("not here")
 
-    assert ask(Raw(), message(strData="x")).said == {"meta": {}, "strData": "x"}
+    assert ask(Raw(), message(strData="x")).decoded == {"meta": {}, "strData": "x"}
 
 
 @pytest.mark.parametrize("name", ["predict_grpc", "transform_input_grpc", "transform_input_rest"])
 def test_legacy_methods_receive_and_return_the_message(name: str) -> None:
     user = type("Old", (), {name: lambda self, message: message})()
     endpoint = Endpoint.PREDICT if name == "predict_grpc" else Endpoint.TRANSFORM_INPUT
-    assert ask(user, message(strData="x"), endpoint).said == {"strData": "x"}
+    assert ask(user, message(strData="x"), endpoint).decoded == {"strData": "x"}
 
 
 def test_a_raw_or_legacy_result_that_is_not_a_message_is_an_error() -> None:
@@ -291,33 +291,33 @@ class Fed:
     """Keeps the feedback it received."""
 
     def send_feedback(self, features: Any, names: Any, reward: Any, truth: Any, routing: Any = None) -> Any:
-        self.got = (features.tolist(), list(names), reward, truth.tolist(), routing)
+        self.received = (features.tolist(), list(names), reward, truth.tolist(), routing)
 
 
 def test_send_feedback_receives_features_names_reward_truth_and_routing() -> None:
     user = Fed()
     answer = ask(user, json_format.ParseDict(FEEDBACK, pb.Feedback()), Endpoint.FEEDBACK)
     reward = 0.10000000149011612
-    assert user.got == ([[1.0, 2.0]], ["a", "b"], reward, [[1.0]], 3)
-    assert answer.said == {"meta": {"puid": "p"}, "data": {"ndarray": []}}
+    assert user.received == ([[1.0, 2.0]], ["a", "b"], reward, [[1.0]], 3)
+    assert answer.decoded == {"meta": {"puid": "p"}, "data": {"ndarray": []}}
     assert answer.metrics == [
         ["seldon_api_model_feedback", "COUNTER", 1, None],
         ["seldon_api_model_feedback_reward", "COUNTER", reward, None],
     ]
 
 
-@pytest.mark.parametrize("asked", [{}, {"request": {"strData": "x"}}], ids=str)
-def test_feedback_without_arrays_is_passed_as_empty_arrays(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("feedback", [{}, {"request": {"strData": "x"}}], ids=str)
+def test_feedback_without_arrays_is_passed_as_empty_arrays(feedback: dict[str, Any]) -> None:
     user = Fed()
-    answer = ask(user, json_format.ParseDict(asked, pb.Feedback()), Endpoint.FEEDBACK)
-    assert user.got == ([], [], 0.0, [], None)
-    assert (answer.said, answer.metrics) == ({"meta": {}, "data": {"tensor": {"shape": [0]}}}, [])
+    answer = ask(user, json_format.ParseDict(feedback, pb.Feedback()), Endpoint.FEEDBACK)
+    assert user.received == ([], [], 0.0, [], None)
+    assert (answer.decoded, answer.metrics) == ({"meta": {}, "data": {"tensor": {"shape": [0]}}}, [])
 
 
 def test_feedback_over_rest_is_parsed_into_a_message() -> None:
-    made = protobuf.feedback_of(FEEDBACK)
-    assert type(made) is pb.Feedback
-    assert type(protobuf.feedback(Component(Fed()), made)) is pb.SeldonMessage
+    feedback = protobuf.feedback_of(FEEDBACK)
+    assert type(feedback) is pb.Feedback
+    assert type(protobuf.feedback(Component(Fed()), feedback)) is pb.SeldonMessage
     with pytest.raises(SeldonMicroserviceException) as raised:
         protobuf.feedback_of({"other": 1})
     assert raised.value.message.startswith('Invalid JSON: Message type "seldon.protos.Feedback" has no field named')
@@ -343,16 +343,16 @@ def test_an_exception_whose_text_cannot_be_read_gets_grpcios_message() -> None:
 
 @pytest.mark.parametrize("name", ["send_feedback_rest", "send_feedback_grpc"])
 def test_legacy_feedback_methods_return_json(name: str) -> None:
-    got = []
+    received = []
 
-    def method(self: Any, said: Any) -> Any:
-        got.append(json.loads(said) if name.endswith("rest") else said)
+    def method(self: Any, feedback: Any) -> Any:
+        received.append(json.loads(feedback) if name.endswith("rest") else feedback)
         return {"strData": "thanks"}
 
     user = type("Old", (), {name: method})()
-    asked = json_format.ParseDict(FEEDBACK, pb.Feedback())
-    assert ask(user, asked, Endpoint.FEEDBACK).said == {"strData": "thanks"}
-    assert got == [json_format.MessageToDict(asked) if name.endswith("rest") else asked]
+    feedback = json_format.ParseDict(FEEDBACK, pb.Feedback())
+    assert ask(user, feedback, Endpoint.FEEDBACK).decoded == {"strData": "thanks"}
+    assert received == [json_format.MessageToDict(feedback) if name.endswith("rest") else feedback]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------
@@ -389,17 +389,17 @@ def test_exceptions_have_status_unknown_unless_strict_is_off(
     assert ask(raising(error), tensor(1), strict=False).error == mapped
 
 
-@pytest.mark.parametrize(("asked", "strict", "mapped"), [
-    (b"\xff", (INTERNAL, "Exception deserializing request!"), "Exception deserializing request!"),
+@pytest.mark.parametrize(("payload", "strict", "mapped"), [
+    (b"\xff", (INTERNAL, "Exception deserializing request!"), "Exception deserializing payload!"),
     (b"", (UNKNOWN, CALLING), "Unknown data in SeldonMessage"),
     (tensor(1).SerializeToString().replace(b"\x01\x01", b"\x01\x02"),
      (UNKNOWN, f"{CALLING}buffer is smaller than requested size"), "buffer is smaller than requested size"),
 ], ids=["no message", "empty", "too few"])  # fmt: skip
 def test_unreadable_payloads_are_invalid_argument_when_strict_is_off(
-    asked: bytes, strict: tuple[int, str], mapped: str
+    payload: bytes, strict: tuple[int, str], mapped: str
 ) -> None:
-    assert ask(Ident(), asked).error == strict
-    assert ask(Ident(), asked, strict=False).error == (INVALID_ARGUMENT, mapped)
+    assert ask(Ident(), payload).error == strict
+    assert ask(Ident(), payload, strict=False).error == (INVALID_ARGUMENT, mapped)
 
 
 def test_a_unicode_error_in_the_protobuf_parser_is_a_deserialization_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,18 +419,18 @@ def test_metrics_of_a_failed_call_are_counted() -> None:
     assert answer.metrics == [["g", "GAUGE", 1, None]]
 
 
-@pytest.mark.parametrize(("result", "said"), [
+@pytest.mark.parametrize(("result", "expected"), [
     ({"a": np.int64(1), "b": (1, 2)}, {"jsonData": {"a": 1.0, "b": [1.0, 2.0]}}),
     (bytearray(b"123"), {"binData": "MTIz"}),
 ], ids=str)  # fmt: skip
-def test_numpy_values_and_bytearrays_are_accepted_when_strict_is_off(result: Any, said: dict[str, Any]) -> None:
-    assert ask(giving(result), tensor(1), strict=False).said == {"meta": {}, **said}
+def test_numpy_values_and_bytearrays_are_accepted_when_strict_is_off(result: Any, expected: dict[str, Any]) -> None:
+    assert ask(giving(result), tensor(1), strict=False).decoded == {"meta": {}, **expected}
 
 
 def test_each_call_of_a_batch_gets_its_own_meta_and_error() -> None:
     component = Component(giving(None, tags=lambda self: {"a": 1}))
     reply = protobuf.finish(component, Endpoint.PREDICT, tensor(1, puid="p"), np.ones((1, 1)), {}, [])
-    said = json_format.MessageToDict(pb.SeldonMessage.FromString(read_answer(reply)[3]))
-    assert said["meta"] == {"puid": "p", "tags": {"a": 1.0}}
+    message = json_format.MessageToDict(pb.SeldonMessage.FromString(read_answer(reply)[3]))
+    assert message["meta"] == {"puid": "p", "tags": {"a": 1.0}}
     failed = protobuf.finish(component, Endpoint.PREDICT, tensor(1), 1.5, {}, [])
     assert read_answer(failed)[0] == UNKNOWN

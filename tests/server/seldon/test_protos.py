@@ -154,17 +154,17 @@ def test_each_proto_file_has_seldon_cores_descriptor(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_message_is_serialized_to_seldon_cores_bytes(name: str) -> None:
-    kind, said, written = RECORDED[name]
-    message = json_format.ParseDict(said, protos.message_class(kind)())
+    kind, message_json, written = RECORDED[name]
+    message = json_format.ParseDict(message_json, protos.message_class(kind)())
 
     assert message.SerializeToString(deterministic=True).hex() == written
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_seldon_cores_bytes_are_parsed(name: str) -> None:
-    kind, said, written = RECORDED[name]
+    kind, message_json, written = RECORDED[name]
 
-    assert json_format.MessageToDict(protos.message_class(kind).FromString(bytes.fromhex(written))) == said
+    assert json_format.MessageToDict(protos.message_class(kind).FromString(bytes.fromhex(written))) == message_json
 
 
 def test_every_message_type_has_a_recorded_case() -> None:

@@ -40,9 +40,9 @@ def test_a_body_is_read_only_if_its_content_type_is_json(content_type: str, body
 
 def test_a_form_takes_precedence_over_the_query_and_the_query_over_the_body() -> None:
     query, field = 'json={"strData":"query"}', b"x=1&json=" + quote('{"strData":"field +"}').encode()
-    assert posted(Ident(), BODY, "application/json", query).said["strData"] == "query"
-    assert posted(Ident(), field, FORM, query).said["strData"] == "field +"
-    assert posted(Ident(), b"json=&json=5", FORM, query).said["strData"] == "query"
+    assert posted(Ident(), BODY, "application/json", query).decoded["strData"] == "query"
+    assert posted(Ident(), field, FORM, query).decoded["strData"] == "field +"
+    assert posted(Ident(), b"json=&json=5", FORM, query).decoded["strData"] == "query"
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"null", b'{"a":1,}', b'{"strData":"\xe9"}'])
@@ -53,7 +53,7 @@ def test_a_malformed_body_is_rejected_as_bad_data(body: bytes) -> None:
 def test_a_body_nested_too_deeply_is_an_internal_error() -> None:
     answer = ask(Ident(), b"[" * 100_000 + b"]" * 100_000)
     assert answer.status == 500
-    assert answer.said["status"]["info"].startswith("maximum recursion depth exceeded")
+    assert answer.decoded["status"]["info"].startswith("maximum recursion depth exceeded")
 
 
 def test_a_malformed_query_is_an_internal_error() -> None:
@@ -78,8 +78,8 @@ def test_raw_methods_receive_the_raw_body_with_payload_passthrough(monkeypatch: 
 def test_a_result_that_is_not_bytes_is_an_error_with_payload_passthrough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAYLOAD_PASSTHROUGH", "true")
     user = type("Numbers", (), {"predict_raw": lambda self, payload: [b"a", 3]})()
-    said = "sequence item 1: expected a bytes-like object, int found"
-    assert ask(user, b"abc")[:2] == (500, failed(said))
+    text = "sequence item 1: expected a bytes-like object, int found"
+    assert ask(user, b"abc")[:2] == (500, failed(text))
 
 
 def part(name: str, value: str, *, file: bool = False, more: str = "") -> str:
@@ -136,8 +136,8 @@ def test_a_health_check_ignores_the_request_body() -> None:
     ids=["parameters", "long", "punycode"],
 )  # fmt: skip
 def test_a_multipart_form_is_parsed_in_linear_time(headers: str, content: bytes, text: str) -> None:
-    said = f"--x\r\nContent-Disposition: form-data; name=strData{headers}\r\n\r\n".encode()
+    head = f"--x\r\nContent-Disposition: form-data; name=strData{headers}\r\n\r\n".encode()
     start = time.process_time()
 
-    assert text in posted(Ident(), said + content + b"\r\n--x--\r\n", MULTIPART).body
+    assert text in posted(Ident(), head + content + b"\r\n--x--\r\n", MULTIPART).body
     assert time.process_time() - start < 2.0

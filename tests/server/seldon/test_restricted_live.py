@@ -32,9 +32,9 @@ def test_restricted_predictions_require_the_header_and_health_checks_do_not(path
         def status(method: str, target: str, **headers: str) -> int:
             body = json.dumps({"strData": "a"}).encode() if method == "POST" else None
             words = {"content-type": "application/json", **headers}
-            asked = urllib.request.Request(live.url + target, body, words, method=method)
+            request = urllib.request.Request(live.url + target, body, words, method=method)
             try:
-                with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                     return int(answer.status)
             except urllib.error.HTTPError as error:
                 with error:

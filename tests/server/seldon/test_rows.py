@@ -27,15 +27,15 @@ class Noting:
     """A predict that records its arguments, and returns the rows or `result`."""
 
     def __init__(self, result: Any = None) -> None:
-        self.seen: list[Any] = []
+        self.calls: list[Any] = []
         self._result = result
 
     def __call__(self, rows: Any, names: Any) -> Any:
-        self.seen.append((rows, names))
+        self.calls.append((rows, names))
         return rows if self._result is None else self._result
 
 
-def asked(
+def call_rows(
     user: Any, arrays: Sequence[Any], rows: Sequence[int] = (1,), inputs: Sequence[Any] = (["input", "FP64"],),
     outputs: Sequence[Any] = tuple(OUTPUT),
 ) -> tuple[int, list[Any], list[Any]]:  # fmt: skip
@@ -48,38 +48,40 @@ def asked(
 def test_predict_receives_a_single_input_as_an_array() -> None:
     predict = Noting()
 
-    outcome, said, sent = asked(component(predict), [np.ones((2, 3))])
+    outcome, answers, sent = call_rows(component(predict), [np.ones((2, 3))])
 
-    assert (outcome, said) == (TOGETHER, [{"outputs": [0]}])
+    assert (outcome, answers) == (TOGETHER, [{"outputs": [0]}])
     assert sent[0].tolist() == [[1.0] * 3] * 2
-    assert (predict.seen[0][0].shape, predict.seen[0][1]) == ((2, 3), [])
+    assert (predict.calls[0][0].shape, predict.calls[0][1]) == ((2, 3), [])
 
 
 def test_predict_receives_several_inputs_as_a_list_with_their_names() -> None:
     predict = Noting([1.0])
     arrays = [np.ones((1, 2)), np.zeros((1, 3))]
 
-    asked(component(predict), arrays, inputs=(["a", "FP64"], ["b", "FP64"]))
+    call_rows(component(predict), arrays, inputs=(["a", "FP64"], ["b", "FP64"]))
 
-    assert [each.shape for each in predict.seen[0][0]] == [(1, 2), (1, 3)]
-    assert predict.seen[0][1] == ["a", "b"]
+    assert [each.shape for each in predict.calls[0][0]] == [(1, 2), (1, 3)]
+    assert predict.calls[0][1] == ["a", "b"]
 
 
 def test_several_requests_run_in_one_call_and_each_gets_its_own_rows() -> None:
     predict = Noting()
 
-    outcome, said, sent = asked(component(predict), [np.full((rows, 2), rows) for rows in (1, 3, 2)], rows=(1, 3, 2))
+    outcome, answers, sent = call_rows(
+        component(predict), [np.full((rows, 2), rows) for rows in (1, 3, 2)], rows=(1, 3, 2)
+    )
 
-    assert (outcome, [len(rows) for rows, _ in predict.seen]) == (TOGETHER, [6])
+    assert (outcome, [len(rows) for rows, _ in predict.calls]) == (TOGETHER, [6])
     assert [tensor[:, 0].tolist() for tensor in sent] == [[1], [3, 3, 3], [2, 2]]
-    assert said == [{"outputs": [0]}] * 3
+    assert answers == [{"outputs": [0]}] * 3
 
 
 @pytest.mark.parametrize(
     "predict", [lambda rows, _: rows[:1], lambda rows, _: 1 / 0, lambda rows, _: {"a": 1}, lambda rows, _: sys.exit(3)]
 )
 def test_a_failed_batch_reports_that_its_requests_must_run_apart(predict: Any) -> None:
-    outcome, _, sent = asked(component(predict), [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))
+    outcome, _, sent = call_rows(component(predict), [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))
 
     assert (outcome, sent) == (APART, [])
 
@@ -89,18 +91,18 @@ def test_a_component_that_returns_tags_for_a_batch_is_never_batched_again() -> N
 
     user = component(lambda rows, _: SeldonResponse(rows, tags={"a": 1}))
 
-    assert asked(user, [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))[0] == NEVER
-    assert asked(user, [np.ones((1, 2))])[1] == [{"outputs": [0], "parameters": {"a": 1}}]
+    assert call_rows(user, [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))[0] == NEVER
+    assert call_rows(user, [np.ones((1, 2))])[1] == [{"outputs": [0], "parameters": {"a": 1}}]
 
 
 def test_tags_become_parameters_and_metrics_are_returned() -> None:
     metric = {"type": "GAUGE", "key": "g", "value": 2}
     user = component(lambda rows, _: rows, tags=lambda _: {"a": [1], "b": "x"}, metrics=lambda _: [metric])
 
-    _, said, _ = asked(user, [np.ones((1, 2))])
+    _, answers, _ = call_rows(user, [np.ones((1, 2))])
 
-    assert said[0]["parameters"] == {"a": "[1]", "b": "x"}
-    assert json.loads(said[0]["metrics"]) == [["g", "GAUGE", 2, None]]
+    assert answers[0]["parameters"] == {"a": "[1]", "b": "x"}
+    assert json.loads(answers[0]["metrics"]) == [["g", "GAUGE", 2, None]]
 
 
 def test_metrics_of_a_failed_request_are_not_counted_for_the_next_request() -> None:
@@ -109,9 +111,9 @@ def test_metrics_of_a_failed_request_are_not_counted_for_the_next_request() -> N
     counted = [{"type": "GAUGE", "key": "g", "value": 2}]
     user = component(lambda rows, _: SeldonResponse(rows, metrics=counted), metrics=lambda _: 1 / 0)
     service = SeldonInside(user, {})
-    said = json.dumps({"inputs": [["input", "FP64"]], "outputs": OUTPUT, "rows": [1]}).encode()
+    head = json.dumps({"inputs": [["input", "FP64"]], "outputs": OUTPUT, "rows": [1]}).encode()
 
-    reply, _ = service.call(TENSORS, 1, said, [np.ones((1, 2))])
+    reply, _ = service.call(TENSORS, 1, head, [np.ones((1, 2))])
     del type(user).predict
     following, _ = service.call(CALL, 2, bytes((Endpoint.HEALTH, PayloadKind.JSON)), [])
 
@@ -126,7 +128,7 @@ def test_an_exceptions_own_text_is_in_the_error() -> None:
         def predict(rows: Any, names: Any) -> Any:
             raise error
 
-        return asked(component(predict), [np.ones((1, 2))])[1][0]
+        return call_rows(component(predict), [np.ones((1, 2))])[1][0]
 
     assert raises(ValueError("no")) == {"code": "INTERNAL", "message": "no"}
     assert raises(SeldonMicroserviceException("mine", status_code=403, reason="R")) == {
@@ -136,17 +138,17 @@ def test_an_exceptions_own_text_is_in_the_error() -> None:
 
 
 def test_a_result_that_is_not_a_tensor_is_rejected_with_seldon_cores_text() -> None:
-    _, said, _ = asked(component(lambda rows, _: None), [np.ones((1, 2))])
+    _, answers, _ = call_rows(component(lambda rows, _: None), [np.ones((1, 2))])
 
-    assert said[0]["message"] == "Unknown data type returned as payload (must be list or np array):None"
+    assert answers[0]["message"] == "Unknown data type returned as payload (must be list or np array):None"
 
 
 def test_a_component_with_only_predict_raw_is_called_with_a_message() -> None:
     user = type("Raw", (), {"predict_raw": lambda _, message: {"data": {"ndarray": message["data"]["ndarray"]}}})()
 
-    _, said, sent = asked(user, [np.ones((1, 2))])
+    _, answers, sent = call_rows(user, [np.ones((1, 2))])
 
-    assert (said, sent[0].tolist()) == ([{"outputs": [0]}], [[1.0, 1.0]])
+    assert (answers, sent[0].tolist()) == ([{"outputs": [0]}], [[1.0, 1.0]])
 
 
 def test_bytes_tensors_are_passed_as_text_when_their_elements_are_utf8() -> None:
@@ -160,7 +162,7 @@ def test_bytes_tensors_are_passed_as_text_when_their_elements_are_utf8() -> None
 
 
 @pytest.mark.parametrize(
-    ("result", "datatype", "wanted"),
+    ("result", "datatype", "expected"),
     [
         (np.array([1.5], np.float32), "FP64", np.array([1.5], np.float64)),
         (np.array([1.5]), "FP32", np.array([1.5], np.float32)),
@@ -178,12 +180,12 @@ def test_bytes_tensors_are_passed_as_text_when_their_elements_are_utf8() -> None
     ],
 )
 def test_results_are_converted_to_the_declared_datatype_if_the_conversion_is_safe(
-    result: Any, datatype: str, wanted: Any
+    result: Any, datatype: str, expected: Any
 ) -> None:
     positions, (tensor,) = tensors_of(result, [("output", datatype)])
 
     assert positions == [0]
-    assert (tensor.dtype, tensor.shape, tensor.tolist()) == (wanted.dtype, wanted.shape, wanted.tolist())
+    assert (tensor.dtype, tensor.shape, tensor.tolist()) == (expected.dtype, expected.shape, expected.tolist())
 
 
 def test_several_outputs_are_matched_by_name_or_by_order() -> None:
@@ -196,9 +198,9 @@ def test_several_outputs_are_matched_by_name_or_by_order() -> None:
 
 
 def test_the_signature_uses_only_metadata_in_the_v2_format() -> None:
-    said = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}], "outputs": [{"messagetype": "strData"}]}
+    metadata = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}], "outputs": [{"messagetype": "strData"}]}
 
-    signature = signature_of(said, batched=False)
+    signature = signature_of(metadata, batched=False)
 
     assert [(spec.name, spec.datatype, spec.shape) for spec in signature.inputs] == [("x", "FP32", (-1, 4))]
     assert signature.outputs == (DEFAULT["output"],)

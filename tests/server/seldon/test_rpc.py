@@ -75,11 +75,11 @@ class FakeSharing:
     """Makes calls, and counts them."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.call_count = 0
 
-    def make_call(self, *said: Any) -> SeldonCall:
-        self.made += 1
-        return SeldonCall(*said)
+    def make_call(self, *arguments: Any) -> SeldonCall:
+        self.call_count += 1
+        return SeldonCall(*arguments)
 
 
 def service(files: Iterable[Any], name: str) -> Any:
@@ -168,12 +168,12 @@ def test_a_calls_deadline_is_the_deadline_of_its_request() -> None:
 
 def test_a_malformed_reply_fails_only_its_own_call() -> None:
     served = Served()
-    broken, whole = served.call(), served.call()
+    broken, valid = served.call(), served.call()
     requests, served.engine.held = served.engine.held, []
     cast(SeldonCall, requests[0]).reply = b"\0"
     cast(SeldonCall, requests[1]).reply = ANSWER.pack(0, 0, 0) + b"x"
     served.rpcs.deliver(requests)
-    assert (broken.status, whole.sent) == (Status.INTERNAL, [b"x"])
+    assert (broken.status, valid.sent) == (Status.INTERNAL, [b"x"])
 
 
 def test_only_predict_calls_are_read_for_batching() -> None:
@@ -181,10 +181,10 @@ def test_only_predict_calls_are_read_for_batching() -> None:
     sharing = served.models.sharing["m"] = FakeSharing()
     served.call(PREDICT)
     served.call(PACKAGE + "Router/Route")
-    assert (sharing.made, len(served.engine.held)) == (1, 2)
+    assert (sharing.call_count, len(served.engine.held)) == (1, 2)
     served.engine.refusal = InferError(Code.OVERLOADED, "the queue is full")
     assert served.call(PREDICT).status is Status.UNAVAILABLE
-    assert sharing.made == 1
+    assert sharing.call_count == 1
 
 
 def test_large_calls_are_read_on_a_thread() -> None:
@@ -195,7 +195,7 @@ def test_large_calls_are_read_on_a_thread() -> None:
         assert served.engine.held == []
         assert served.engine.loaded[0].hold_count == 1
         await settled()
-        assert (sharing.made, len(served.engine.held)) == (1, 1)
+        assert (sharing.call_count, len(served.engine.held)) == (1, 1)
         served.reply(b"x")
         assert call.sent == [b"x"]
         served.call(PREDICT, bytes(LARGE_BYTES)).lose()
@@ -214,10 +214,10 @@ def test_metadata_is_answered_without_a_worker(path: str) -> None:
         "outputs": [{"messagetype": "jsonData", "schema": {"type": "string"}}],
     }  # fmt: skip
     call = Served(metadata).call(PACKAGE + path)
-    said = protos.message_class("SeldonModelMetadata").FromString(call.sent[0])
-    assert (said.name, list(said.versions), said.platform, dict(said.custom)) == ("n", ["v"], "p", {"a": "b"})
-    assert (said.inputs[0].datatype, list(said.inputs[0].shape)) == ("BYTES", [1])
-    assert said.outputs[0].schema.struct_value.fields["type"].string_value == "string"
+    answer = protos.message_class("SeldonModelMetadata").FromString(call.sent[0])
+    assert (answer.name, list(answer.versions), answer.platform, dict(answer.custom)) == ("n", ["v"], "p", {"a": "b"})
+    assert (answer.inputs[0].datatype, list(answer.inputs[0].shape)) == ("BYTES", [1])
+    assert answer.outputs[0].schema.struct_value.fields["type"].string_value == "string"
 
 
 @pytest.mark.parametrize("metadata", [None, {}], ids=["not valid", "empty"])
@@ -238,19 +238,22 @@ def test_graph_metadata_of_a_component_is_an_error() -> None:
 
 def test_every_rpc_of_the_proto_file_is_served() -> None:
     services = ("Generic", "Model", "Router", "Transformer", "OutputTransformer", "Combiner", "Seldon")
-    told = [f"{name}/{method.name}" for name in services for method in service(protos.files(), name).methods]
-    assert sorted(told) == sorted(ALL)
+    rpcs = [f"{name}/{method.name}" for name in services for method in service(protos.files(), name).methods]
+    assert sorted(rpcs) == sorted(ALL)
     assert sorted(Served().methods) == sorted(PACKAGE + path for path in ALL)
 
 
 def test_reflection_lists_seldons_services_beside_the_v2_service() -> None:
-    asked = message_class("grpc.reflection.v1alpha.ServerReflectionRequest")
+    request_class = message_class("grpc.reflection.v1alpha.ServerReflectionRequest")
     answered = message_class("grpc.reflection.v1alpha.ServerReflectionResponse")
 
     async def main() -> list[Any]:
         services = Services(files=protos.files())
         call, reader = services.open("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-        for question in (asked(list_services=""), asked(file_containing_symbol="seldon.protos.Model.Predict")):
+        for question in (
+            request_class(list_services=""),
+            request_class(file_containing_symbol="seldon.protos.Model.Predict"),
+        ):
             reader.on_message(question.SerializeToString())
         reader.on_half_close()
         return [answered.FromString(each) for each in call.sent]
@@ -258,8 +261,8 @@ def test_reflection_lists_seldons_services_beside_the_v2_service() -> None:
     listed, file = asyncio.run(main())
     names = {each.name for each in listed.list_services_response.service}
     assert {"seldon.protos.Model", "seldon.protos.Seldon", "inference.GRPCInferenceService"} <= names
-    given = file.file_descriptor_response.file_descriptor_proto
-    predict = service(map(descriptor_pb2.FileDescriptorProto.FromString, given), "Model").methods_by_name["Predict"]
+    files = file.file_descriptor_response.file_descriptor_proto
+    predict = service(map(descriptor_pb2.FileDescriptorProto.FromString, files), "Model").methods_by_name["Predict"]
     assert predict.input_type.name == "SeldonMessage"
 
 

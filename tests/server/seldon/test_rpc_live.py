@@ -44,10 +44,10 @@ class Gated:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("component")
-    (made / "Gated.py").write_text(COMPONENT)
-    os.mkfifo(made / "gate")
-    return made
+    component_folder = tmp_path_factory.mktemp("component")
+    (component_folder / "Gated.py").write_text(COMPONENT)
+    os.mkfifo(component_folder / "gate")
+    return component_folder
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,8 @@ def test_metadata_is_answered_and_deadlines_expire_while_a_call_runs(live: Live,
         gate = threads.submit(open, folder / "gate", "w").result(PATIENCE_S)
         try:
             assert model.Metadata(empty_pb2.Empty(), timeout=PATIENCE_S).name == "gated"
-            asked = pb.SeldonModelMetadataRequest(name="whatever")
-            assert list(stubs.SeldonStub(line).ModelMetadata(asked, timeout=PATIENCE_S).versions) == ["1"]
+            request = pb.SeldonModelMetadataRequest(name="whatever")
+            assert list(stubs.SeldonStub(line).ModelMetadata(request, timeout=PATIENCE_S).versions) == ["1"]
             late = error_of(lambda: model.Predict(pb.SeldonMessage(strData="x"), timeout=0.05))
             assert late[0] is grpc.StatusCode.DEADLINE_EXCEEDED
             behind = model.Predict.future(pb.SeldonMessage(strData="y"))
@@ -147,17 +147,19 @@ def test_metadata_is_answered_and_deadlines_expire_while_a_call_runs(live: Live,
 
 
 def test_health_reflection_and_v2_services_share_the_port(live: Live) -> None:
-    asked = message_class("grpc.health.v1.HealthCheckRequest")
+    request_class = message_class("grpc.health.v1.HealthCheckRequest")
     v2 = service_pb2()
     question = message_class("grpc.reflection.v1alpha.ServerReflectionRequest")(list_services="")
     with channel(live) as line:
-        checked = line.unary_unary("/grpc.health.v1.Health/Check")(asked().SerializeToString(), timeout=PATIENCE_S)
+        checked = line.unary_unary("/grpc.health.v1.Health/Check")(
+            request_class().SerializeToString(), timeout=PATIENCE_S
+        )
         ready = line.unary_unary("/inference.GRPCInferenceService/ModelReady")
-        said = ready(v2.ModelReadyRequest(name="Gated").SerializeToString(), timeout=PATIENCE_S)
+        response = ready(v2.ModelReadyRequest(name="Gated").SerializeToString(), timeout=PATIENCE_S)
         reflect = line.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
         (listed,) = reflect(iter([question.SerializeToString()]), timeout=PATIENCE_S)
     assert message_class("grpc.health.v1.HealthCheckResponse").FromString(checked).status == 1
-    assert v2.ModelReadyResponse.FromString(said).ready
+    assert v2.ModelReadyResponse.FromString(response).ready
     services = message_class("grpc.reflection.v1alpha.ServerReflectionResponse").FromString(listed)
     names = {each.name for each in services.list_services_response.service}
     assert {"seldon.protos.Model", "inference.GRPCInferenceService"} <= names

@@ -42,7 +42,7 @@ NOT_ALLOWED = (
 METADATA = {"name": "m", "versions": ["1"], "custom": {}}
 
 
-def asked(target: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
+def request_bytes(target: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
     """Write a request with a Content-Length."""
     head = [f"{method} {target} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines, "", ""]
     return "\r\n".join(head).encode() + body
@@ -132,7 +132,7 @@ class TestCalls:
     def test_a_call_and_its_answer_are_passed_on_unchanged(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.fed(asked("/predict", BODY, JSON))
+            await served.fed(request_bytes("/predict", BODY, JSON))
             [call] = served.engine.held
             assert (call.endpoint, call.body) == (Endpoint.PREDICT, bytes((Endpoint.PREDICT, PayloadKind.JSON)) + BODY)  # type: ignore[attr-defined]
             served.engine.answer(reply(b'{"meta":{}}\n'))
@@ -155,14 +155,14 @@ class TestCalls:
     @pytest.mark.parametrize("target", ["/predict", "/api/v1.0/predictions?x=1", "//predict", "/%70redict"])
     def test_a_json_body_is_sent_to_the_worker_without_its_head(self, line: str, target: str) -> None:
         async def main() -> None:
-            assert (await Served().sent(asked(target, BODY, line))).body[:2] == bytes(
+            assert (await Served().sent(request_bytes(target, BODY, line))).body[:2] == bytes(
                 (Endpoint.PREDICT, PayloadKind.JSON)
             )
 
         run(main)
 
     @pytest.mark.parametrize(
-        ("method", "target", "line", "said"),
+        ("method", "target", "line", "expected_head"),
         [
             ("GET", '/predict?json={"a":1}', "x: y", {"method": "GET", "type": "", "query": 'json={"a":1}'}),
             ("POST", "/predict?json=1", JSON, {"method": "POST", "type": "application/json", "query": "json=1"}),
@@ -172,14 +172,14 @@ class TestCalls:
         ],
     )
     def test_other_bodies_are_sent_to_the_worker_with_method_type_and_query(
-        self, method: str, target: str, line: str, said: dict[str, str]
+        self, method: str, target: str, line: str, expected_head: dict[str, str]
     ) -> None:
         async def main() -> None:
-            call = await Served().sent(asked(target.replace('"', "%22"), b"body", line, method=method))
+            call = await Served().sent(request_bytes(target.replace('"', "%22"), b"body", line, method=method))
             head, _, body = call.body[2:].partition(b"\n")
 
-            said["query"] = said["query"].replace('"', "%22")
-            assert (call.body[1], json.loads(head), body) == (PayloadKind.HTTP, said, b"body")
+            expected_head["query"] = expected_head["query"].replace('"', "%22")
+            assert (call.body[1], json.loads(head), body) == (PayloadKind.HTTP, expected_head, b"body")
 
         run(main)
 
@@ -187,7 +187,7 @@ class TestCalls:
         async def main() -> None:
             served = Served()
             queries = [
-                json.loads((await served.sent(asked(f"/predict?json={query}"))).body[2:])["query"]
+                json.loads((await served.sent(request_bytes(f"/predict?json={query}"))).body[2:])["query"]
                 for query in (1, 2, 1, 22)
             ]
 
@@ -198,7 +198,7 @@ class TestCalls:
     def test_a_component_sets_the_status_content_type_and_headers_of_an_answer(self) -> None:
         async def main() -> None:
             lines = b"text/plain\r\nx-mine: 1\r\n"
-            answer = await Served().one(asked("/predict", BODY, JSON), reply(b"no", 402, lines))
+            answer = await Served().one(request_bytes("/predict", BODY, JSON), reply(b"no", 402, lines))
 
             assert (answer.status, answer.body, answer.headers["content-type"]) == (402, b"no", "text/plain")
             assert (answer.headers["x-mine"], answer.headers["access-control-allow-origin"]) == ("1", "*")
@@ -209,7 +209,7 @@ class TestCalls:
         async def main() -> None:
             served = Served()
             lines = b"text/plain\r\nAccess-Control-Allow-Origin: https://only.me\r\n"
-            answer = await served.one(asked("/predict", BODY, JSON), reply(b"", 200, lines))
+            answer = await served.one(request_bytes("/predict", BODY, JSON), reply(b"", 200, lines))
 
             assert answer.headers["access-control-allow-origin"] == "https://only.me"
             assert served.transport.written.lower().count(b"access-control-allow-origin") == 1
@@ -219,8 +219,8 @@ class TestCalls:
     def test_metrics_are_counted_and_removed_from_the_answer(self) -> None:
         async def main() -> None:
             served = Served()
-            made = reply(b"no", 402, b"text/plain\r\nx-mine: 1\r\n", b"[[1]]")
-            answer = await served.one(asked("/route", BODY, JSON), made)
+            error_reply = reply(b"no", 402, b"text/plain\r\nx-mine: 1\r\n", b"[[1]]")
+            answer = await served.one(request_bytes("/route", BODY, JSON), error_reply)
 
             assert (answer.body, answer.headers["x-mine"]) == (b"no", "1")
             assert served.counted.added == [(Endpoint.ROUTE, b"[[1]]")]
@@ -231,8 +231,8 @@ class TestCalls:
         async def main() -> None:
             served = Served()
             chunked = in_chunks("/predict", BODY[:3], BODY[3:]).replace(b"host: x", b"host: x\r\n" + JSON.encode())
-            gzipped = asked("/predict", gzip.compress(BODY), JSON, "content-encoding: GZIP")
-            deflated = asked("/predict", zlib.compress(BODY), JSON, "content-encoding: deflate")
+            gzipped = request_bytes("/predict", gzip.compress(BODY), JSON, "content-encoding: GZIP")
+            deflated = request_bytes("/predict", zlib.compress(BODY), JSON, "content-encoding: deflate")
 
             assert [(await served.sent(raw)).body[2:] for raw in (chunked, gzipped, deflated)] == [BODY] * 3
 
@@ -241,7 +241,9 @@ class TestCalls:
     @pytest.mark.parametrize("coding", ["gzip", "deflate", "identity", "br", "x"])
     def test_an_uncompressed_body_is_accepted_whatever_its_content_encoding(self, coding: str) -> None:
         async def main() -> None:
-            assert (await Served().sent(asked("/predict", BODY, JSON, f"content-encoding: {coding}"))).body[2:] == BODY
+            assert (await Served().sent(request_bytes("/predict", BODY, JSON, f"content-encoding: {coding}"))).body[
+                2:
+            ] == BODY
 
         run(main)
 
@@ -249,7 +251,7 @@ class TestCalls:
         async def main() -> None:
             served = Served()
             cut = gzip.compress(BODY)[:-9]
-            answer = await served.one(asked("/predict", cut, JSON, "content-encoding: gzip"))
+            answer = await served.one(request_bytes("/predict", cut, JSON, "content-encoding: gzip"))
 
             assert answer.status == 400
             assert status_of(answer)["reason"] == "MICROSERVICE_BAD_DATA"
@@ -259,7 +261,7 @@ class TestCalls:
     def test_a_large_successful_answer_is_compressed_if_the_client_accepts_gzip(self) -> None:
         async def main() -> None:
             served = Served()
-            raw = asked("/predict", BODY, JSON, "accept-encoding: gzip")
+            raw = request_bytes("/predict", BODY, JSON, "accept-encoding: gzip")
             answer = await served.one(raw, reply(b"a" * 1000))
 
             assert (answer.headers["content-encoding"], gzip.decompress(answer.body)) == ("gzip", b"a" * 1000)
@@ -271,7 +273,7 @@ class TestCalls:
     def test_a_head_request_is_answered_without_a_body(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.fed(asked("/predict?json=1", method="HEAD"))
+            await served.fed(request_bytes("/predict?json=1", method="HEAD"))
             served.engine.answer(reply(b"12345"))
 
             assert b"content-length: 5\r\n" in served.transport.written
@@ -282,7 +284,7 @@ class TestCalls:
     def test_calls_after_a_reload_go_to_the_new_model(self) -> None:
         async def main() -> None:
             served = Served()
-            raw = asked("/predict", BODY, JSON)
+            raw = request_bytes("/predict", BODY, JSON)
             assert (await served.sent(raw)).model is served.engine.loaded[0]
             served.engine.loaded, served.engine.generation = [fake_model()], 2
 
@@ -295,8 +297,8 @@ class TestCalls:
         async def main() -> None:
             served = Served()
             served.models.sharing["m"] = Sharing(ComponentDescription(batches=True), 8)
-            await served.sent(asked("/route", BODY, JSON))
-            served.feed(asked("/predict", b" " * size + BODY, JSON))
+            await served.sent(request_bytes("/route", BODY, JSON))
+            served.feed(request_bytes("/predict", b" " * size + BODY, JSON))
             async with asyncio.timeout(5):
                 while not served.engine.held:  # noqa: ASYNC110 - a thread tells nobody
                     await asyncio.sleep(0)
@@ -311,7 +313,7 @@ class TestRejections:
         async def main() -> None:
             served = Served()
             served.engine.present = False
-            raw = asked("/predict", BODY, JSON)
+            raw = request_bytes("/predict", BODY, JSON)
             answer = await served.one(raw)
 
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
@@ -337,10 +339,10 @@ class TestRejections:
     ) -> None:
         async def main() -> None:
             served = Served()
-            await served.fed(asked("/predict", BODY, JSON))
+            await served.fed(request_bytes("/predict", BODY, JSON))
             served.engine.fail(error)
             served.engine.failure = error
-            later, refused = await served.fed(asked("/predict", BODY, JSON))
+            later, refused = await served.fed(request_bytes("/predict", BODY, JSON))
 
             for answer in (later, refused):
                 assert (answer.status, answer.headers.get("retry-after")) == (status, again)
@@ -355,7 +357,7 @@ class TestRejections:
         async def main() -> None:
             served = Served()
             served.engine.failure = ValueError("secret")
-            answer = await served.one(asked("/predict", BODY, JSON, "x-request-id: me"))
+            answer = await served.one(request_bytes("/predict", BODY, JSON, "x-request-id: me"))
 
             assert (answer.status, status_of(answer)["info"]) == (500, "internal error, request id me")
 
@@ -366,19 +368,21 @@ class TestRejections:
         async def main() -> None:
             served = Served()
             served.engine.refusal = InferError(Code.OVERLOADED, "full")
-            answer = await served.one(asked("/predict", b" " * 100_000, JSON))
+            answer = await served.one(request_bytes("/predict", b" " * 100_000, JSON))
 
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-            assert (await served.one(asked("/nope", b" " * 100_000, JSON))).body == NOT_ALLOWED
+            assert (await served.one(request_bytes("/nope", b" " * 100_000, JSON))).body == NOT_ALLOWED
             served.engine.present, served.engine.generation = False, 2
-            assert "is not ready" in status_of(await served.one(asked("/predict", b" " * 100_000, JSON)))["info"]
+            assert (
+                "is not ready" in status_of(await served.one(request_bytes("/predict", b" " * 100_000, JSON)))["info"]
+            )
 
         run(main)
 
     def test_the_call_of_a_disconnected_client_is_cancelled_but_its_metrics_are_counted(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.fed(asked("/predict", BODY, JSON))
+            await served.fed(request_bytes("/predict", BODY, JSON))
             [call] = served.engine.held
             served.transport.lose(None)
             await turns()
@@ -393,11 +397,11 @@ class TestRejections:
         async def main() -> None:
             restricted = RestrictedApis.parse(["inference,metadata:key=secret"])
             served = Served(restricted=restricted)
-            assert (await served.one(asked("/health/ping", method="GET"))).status == 200
-            assert (await served.one(asked("/predict", BODY, JSON, "key: secret"))).status == 200
+            assert (await served.one(request_bytes("/health/ping", method="GET"))).status == 200
+            assert (await served.one(request_bytes("/predict", BODY, JSON, "key: secret"))).status == 200
             for target, method in (("/predict", "POST"), ("/%70redict", "POST"), ("/metadata", "GET")):
                 served = Served(restricted=restricted)
-                answer = await served.one(asked(target, BODY, JSON, method=method))
+                answer = await served.one(request_bytes(target, BODY, JSON, method=method))
                 assert (answer.status, "expecting header 'key'" in status_of(answer)["info"]) == (403, True)
 
         run(main)
@@ -405,7 +409,7 @@ class TestRejections:
     def test_a_draining_server_answers_pending_calls_and_closes_the_connection(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.fed(asked("/predict", BODY, JSON))
+            await served.fed(request_bytes("/predict", BODY, JSON))
             served.protocol.shutdown()
             served.engine.answer()
             [answer] = served.answers
@@ -420,7 +424,7 @@ class TestPages:
         async def main() -> None:
             served = Served()
             served.engine.present = False
-            answer = await served.one(asked("/health/ping", method="GET"))
+            answer = await served.one(request_bytes("/health/ping", method="GET"))
 
             assert (answer.status, answer.body) == (200, b"pong")
             assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -430,7 +434,7 @@ class TestPages:
     @pytest.mark.parametrize("path", ["/health/status", "/api/v1.0/health/status"])
     def test_health_is_answered_without_a_call_when_the_answer_is_precomputed(self, path: str) -> None:
         async def main() -> None:
-            answer = await Served().one(asked(path, method="GET"))
+            answer = await Served().one(request_bytes(path, method="GET"))
 
             assert (answer.status, answer.body) == (200, b'{"meta":{},"strData":"healthy"}\n')
 
@@ -440,7 +444,7 @@ class TestPages:
         async def main() -> None:
             served = Served()
             served.descriptions["m"] = ComponentDescription()
-            call = await served.sent(asked("/health/status", method="GET"))
+            call = await served.sent(request_bytes("/health/status", method="GET"))
 
             assert (call.endpoint, call.body[0]) == (Endpoint.HEALTH, Endpoint.HEALTH)
 
@@ -450,10 +454,10 @@ class TestPages:
         async def main() -> None:
             served = Served()
             served.engine.loaded[0].instances.append(cast(Any, Lost()))
-            assert (await served.sent(asked("/health/status", method="GET"))).endpoint is Endpoint.HEALTH
+            assert (await served.sent(request_bytes("/health/status", method="GET"))).endpoint is Endpoint.HEALTH
             served.engine.present, served.engine.generation = False, 2
             served.transport.written.clear()
-            assert (await served.one(asked("/health/status", method="GET"))).status == 503
+            assert (await served.one(request_bytes("/health/status", method="GET"))).status == 503
 
         run(main)
 
@@ -461,7 +465,7 @@ class TestPages:
     def test_metadata_is_answered_from_the_components_description(self, path: str) -> None:
         async def main() -> None:
             served = Served()
-            raw = asked(path, method="GET")
+            raw = request_bytes(path, method="GET")
             assert (await served.one(raw)).body == b"{...}\n"
             served.descriptions["m"] = ComponentDescription(None)
             answer = await served.one(raw)
@@ -476,11 +480,11 @@ class TestPages:
         async def main() -> None:
             served = Served()
             for raw, body in (
-                (asked("/nope", method="GET"), NOT_FOUND),
-                (asked("/api/v1.0/predictions", method="GET"), NOT_FOUND),
-                (asked("/predict", method="DELETE"), NOT_ALLOWED),
-                (asked("/nope", BODY, JSON), NOT_ALLOWED),
-                (asked("/health/status", BODY, JSON), NOT_ALLOWED),
+                (request_bytes("/nope", method="GET"), NOT_FOUND),
+                (request_bytes("/api/v1.0/predictions", method="GET"), NOT_FOUND),
+                (request_bytes("/predict", method="DELETE"), NOT_ALLOWED),
+                (request_bytes("/nope", BODY, JSON), NOT_ALLOWED),
+                (request_bytes("/health/status", BODY, JSON), NOT_ALLOWED),
             ):
                 answer = await served.one(raw)
                 assert (answer.status, answer.body) == (500, body)
@@ -491,8 +495,8 @@ class TestPages:
     def test_unknown_paths_and_methods_are_answered_with_404_and_405_when_strict_is_off(self) -> None:
         async def main() -> None:
             served = Served(strict=False)
-            assert (await served.one(asked("/nope", BODY, JSON))).status == 404
-            answer = await served.one(asked("/predict", method="DELETE"))
+            assert (await served.one(request_bytes("/nope", BODY, JSON))).status == 404
+            answer = await served.one(request_bytes("/predict", method="DELETE"))
             assert (answer.status, answer.body) == (405, NOT_ALLOWED)
             assert answer.headers["allow"] == "OPTIONS, GET, POST, HEAD"
 
@@ -500,7 +504,7 @@ class TestPages:
 
     def test_options_requests_are_answered_with_the_allowed_methods(self) -> None:
         async def main() -> None:
-            answer = await Served().one(asked("/predict", method="OPTIONS"))
+            answer = await Served().one(request_bytes("/predict", method="OPTIONS"))
 
             assert (answer.status, answer.body, answer.headers["allow"]) == (200, b"", "OPTIONS, GET, POST, HEAD")
             assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -514,13 +518,13 @@ class TestPages:
                 "access-control-request-method: post",
                 "access-control-request-headers: x-b, x-a",
             )
-            headers = (await Served().one(asked("/predict", b"", *lines, method="OPTIONS"))).headers
+            headers = (await Served().one(request_bytes("/predict", b"", *lines, method="OPTIONS"))).headers
 
             assert headers["access-control-allow-origin"] == "http://a"
             assert headers["access-control-allow-headers"] == "x-a, x-b"
             assert headers["access-control-allow-methods"] == "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
             assert headers["vary"] == "Origin"
-            headers = (await Served().one(asked("/predict", BODY, JSON, *lines))).headers
+            headers = (await Served().one(request_bytes("/predict", BODY, JSON, *lines))).headers
             assert headers["access-control-allow-origin"] == "http://a"
             assert "access-control-allow-methods" not in headers
 
@@ -529,8 +533,8 @@ class TestPages:
     def test_penstock_paths_are_passed_to_their_own_service(self) -> None:
         async def main() -> None:
             served = Served()
-            assert (await served.one(asked("/v2/own", b"x"))).body == b"own /v2/own x"
-            assert (await served.one(asked("/v2/other", b"x"))).body == b"app /v2/other x"
+            assert (await served.one(request_bytes("/v2/own", b"x"))).body == b"own /v2/own x"
+            assert (await served.one(request_bytes("/v2/other", b"x"))).body == b"app /v2/other x"
 
         run(main)
 
@@ -544,7 +548,7 @@ class Lost:
 class TestOpenApi:
     def test_the_document_is_served(self) -> None:
         async def main() -> None:
-            answer = await Served().one(asked("/seldon.json", method="GET"))
+            answer = await Served().one(request_bytes("/seldon.json", method="GET"))
 
             assert json.loads(answer.body) == openapi.document()
             assert answer.headers["content-disposition"] == "inline; filename=seldon.json"
@@ -556,7 +560,7 @@ class TestOpenApi:
             served = Served()
             for path, methods in openapi.document()["paths"].items():
                 for method in methods:
-                    answer = await served.one(asked(path, b"", JSON, method=method.upper()))
+                    answer = await served.one(request_bytes(path, b"", JSON, method=method.upper()))
                     assert answer.status == 200, path
 
         run(main)

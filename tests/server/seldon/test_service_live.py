@@ -131,5 +131,5 @@ def test_a_component_reads_the_clients_headers_from_flasks_request(tmp_path: Pat
         path, body = "/api/v1.0/predictions", b'{"strData": "a"}'
         answers = [ask(live, "POST", path, body, **{"X-Tenant": each})[1] for each in ("acme", "other")]
 
-    said = [json.loads(each)["strData"] for each in answers]
-    assert said == [f"{each} POST {path} {{'strData': 'a'}}" for each in ("acme", "other")]
+    texts = [json.loads(each)["strData"] for each in answers]
+    assert texts == [f"{each} POST {path} {{'strData': 'a'}}" for each in ("acme", "other")]

@@ -142,8 +142,8 @@ def test_aggregate_sends_several_messages(rest: _Rest) -> None:
 
 
 def test_microservice_feedback_sends_feedback_to_a_component(rest: _Rest) -> None:
-    asked = prediction_pb2.SeldonMessage(strData="q")
-    SeldonClient(microservice_endpoint=rest.place).microservice_feedback(asked, asked, 0.5)
+    question = prediction_pb2.SeldonMessage(strData="q")
+    SeldonClient(microservice_endpoint=rest.place).microservice_feedback(question, question, 0.5)
 
     assert rest.came[0][0] == "/send-feedback"
     assert _form(rest.came[0][1]) == {"request": {"strData": "q"}, "response": {"strData": "q"}, "reward": 0.5}
@@ -203,8 +203,8 @@ def test_a_token_is_sent_as_a_header(rest: _Rest) -> None:
 
 def test_feedback_is_sent_to_a_deployment(rest: _Rest) -> None:
     client = SeldonClient(gateway_endpoint=rest.place, deployment_name="d")
-    asked = prediction_pb2.SeldonMessage(strData="q")
-    first = client.feedback(asked, None, asked, reward=1.0)
+    question = prediction_pb2.SeldonMessage(strData="q")
+    first = client.feedback(question, None, question, reward=1.0)
     client.feedback(raw_request={"reward": 2.0}, gateway="seldon")
 
     assert [path for path, _, _ in rest.came] == ["/seldon/d/api/v1.0/feedback", "/api/v1.0/feedback"]

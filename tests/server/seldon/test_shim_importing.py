@@ -154,10 +154,10 @@ print([name for name in ("google.protobuf", "flask", "grpc", "tensorflow") if na
 
 @pytest.mark.slow
 def test_running_the_shims_package_prints_its_folder_for_pythonpath(tmp_path: Path) -> None:
-    said = _run("import runpy; runpy.run_module('penstock.server.seldon.importable', run_name='__main__')", tmp_path)
+    output = _run("import runpy; runpy.run_module('penstock.server.seldon.importable', run_name='__main__')", tmp_path)
 
-    assert said == str(FOLDER)
-    assert _run("import seldon_core; print(seldon_core.__file__)", tmp_path, PYTHONPATH=said).startswith(said)
+    assert output == str(FOLDER)
+    assert _run("import seldon_core; print(seldon_core.__file__)", tmp_path, PYTHONPATH=output).startswith(output)
 
 
 def test_an_installed_seldon_core_is_used_instead_of_the_shim(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def test_every_undefined_method_of_seldon_component_raises_not_implemented(name:
     with pytest.raises(SeldonNotImplementedError) as caught:
         getattr(SeldonComponent(), name)(*UNIMPLEMENTED[name])
 
-    said = {"health_status": "health", "health_status_raw": "health_raw"}.get(name, name)
-    assert (caught.value.message, caught.value.status_code) == (f"{said} is not implemented", 400)
+    name_in_message = {"health_status": "health", "health_status_raw": "health_raw"}.get(name, name)
+    assert (caught.value.message, caught.value.status_code) == (f"{name_in_message} is not implemented", 400)
 
 
 def test_seldon_component_accepts_any_parameters_and_its_load_does_nothing() -> None:
@@ -194,9 +194,9 @@ def test_metrics_of_a_call_are_counted_and_follow_the_components_own() -> None:
             return [create_counter("own", 1)]
 
     counted = _Counted()
-    given = user_model.client_custom_metrics(Measured(), counted, "predict", [create_gauge("call", 2)])
+    returned = user_model.client_custom_metrics(Measured(), counted, "predict", [create_gauge("call", 2)])
 
-    assert [metric["key"] for metric in given] == ["own", "call"]
+    assert [metric["key"] for metric in returned] == ["own", "call"]
     assert [[metric["key"] for metric in metrics] for metrics, _ in counted.updates] == [["call"], ["own"]]
 
 
@@ -218,6 +218,6 @@ def test_method_parameters_have_seldon_cores_names() -> None:
 
 
 def test_include_metrics_in_client_response_is_read_from_the_environment() -> None:
-    said = os.environ.get("INCLUDE_METRICS_IN_CLIENT_RESPONSE", "true").lower() == "true"
+    expected = os.environ.get("INCLUDE_METRICS_IN_CLIENT_RESPONSE", "true").lower() == "true"
 
-    assert user_model.INCLUDE_METRICS_IN_CLIENT_RESPONSE is said
+    assert user_model.INCLUDE_METRICS_IN_CLIENT_RESPONSE is expected

@@ -35,11 +35,11 @@ def test_texts_cannot_be_converted_to_a_tensor() -> None:
 def test_arrays_are_converted_to_tftensors_without_tensorflow() -> None:
     array = conversions.ARRAYS["floats"]
     back = utils.grpc_datadef_to_array(utils.array_to_grpc_datadef("tftensor", array))
-    said = utils.array_to_rest_datadef("tftensor", array, ["a"])
+    datadef = utils.array_to_rest_datadef("tftensor", array, ["a"])
 
     assert (back.tolist(), back.dtype) == (array.tolist(), array.dtype)
-    assert said["tftensor"]["dtype"] == "DT_FLOAT"
-    assert utils.extract_request_parts_json({"data": said})[0].tolist() == array.tolist()
+    assert datadef["tftensor"]["dtype"] == "DT_FLOAT"
+    assert utils.extract_request_parts_json({"data": datadef})[0].tolist() == array.tolist()
 
 
 def test_getenv_and_get_request_path_read_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_message_is_read_from_the_query_a_form_or_multipart_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "said"),
+    ("method", "path", "status", "text"),
     [
         ("GET", "/health/ping", 200, "pong"),
         ("GET", "/health/status", 200, '"strData":"healthy"'),
@@ -80,11 +80,11 @@ def test_a_message_is_read_from_the_query_a_form_or_multipart_parts() -> None:
         ("POST", "/route", 400, "Can't find JSON in data"),
     ],
 )
-def test_every_path_is_answered_as_in_seldon_core(method: str, path: str, status: int, said: str) -> None:
+def test_every_path_is_answered_as_in_seldon_core(method: str, path: str, status: int, text: str) -> None:
     response = _client(Ident()).open(path, method=method)
 
     assert response.status_code == status
-    assert said in response.get_data(as_text=True)
+    assert text in response.get_data(as_text=True)
 
 
 def test_invalid_metadata_fails_only_metadata_requests() -> None:
@@ -127,14 +127,14 @@ def test_a_blueprints_error_handler_answers_exceptions() -> None:
 def test_seldon_model_grpc_calls_the_component() -> None:
     metrics = SeldonMetrics()
     rpc = SeldonModelGRPC(Measured(), metrics)
-    said = json_to_seldon_message(NDARRAY)
+    message = json_to_seldon_message(NDARRAY)
 
-    answer = seldon_message_to_json(rpc.Predict(said, None))
+    answer = seldon_message_to_json(rpc.Predict(message, None))
     assert answer["data"] == {"names": ["t:0", "t:1"], "ndarray": [[1.0, 2.0]]}
     assert "calls_total{" in metrics.generate_metrics()[0]
     assert rpc.Metadata(None, None).versions[:] == [""]
     with pytest.raises(SeldonMicroserviceException) as caught:
-        rpc.Route(said, None)
+        rpc.Route(message, None)
     assert caught.value.message == "Route not defined"
     with pytest.raises(NotImplementedError, match="GraphMetadata not available on the Model level"):
         rpc.GraphMetadata(None, None)
@@ -173,12 +173,12 @@ def test_metrics_are_counted_and_shown_on_the_metrics_page() -> None:
     metrics = SeldonMetrics(worker_id_func=lambda: "w")
     client = _client(Measured(), metrics)
     client.post("/predict", json=NDARRAY)
-    given = client.post("/predict", json=NDARRAY).json["meta"]["metrics"]
+    returned = client.post("/predict", json=NDARRAY).json["meta"]["metrics"]
     page = get_metrics_microservice(metrics).test_client().get("/metrics").get_data(as_text=True)
     lines = {line.partition("{")[0]: line for line in page.splitlines() if 'le="' not in line and line[0] != "#"}
 
-    assert [metric["key"] for metric in given] == ["calls", "level", "t"]
-    assert given[1]["tags"] == {"method": "predict", "of": "all"}
+    assert [metric["key"] for metric in returned] == ["calls", "level", "t"]
+    assert returned[1]["tags"] == {"method": "predict", "of": "all"}
     assert lines["calls_total"].endswith(" 2.0")
     assert lines["level"].endswith(" 2.5")
     assert lines["t_sum"].endswith(" 0.04")

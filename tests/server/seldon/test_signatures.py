@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from .component_calls import ask, asked, failed, inside
+from .component_calls import ask, ask_service, failed, inside
 
 MESSAGE = {"data": {"ndarray": [[1, 2]]}, "meta": {"puid": "p"}}
-GIVEN = {"puid": "p"}
+META = {"puid": "p"}
 
 
 def _wrapped(function: Any) -> Any:
@@ -142,24 +142,24 @@ class _HandsOn:
 
 
 @pytest.mark.parametrize(
-    ("component", "seen"),
+    ("component", "expected"),
     [
-        (_Plain, "no meta"), (_Defaulted, "no meta"), (_WithMeta, GIVEN), (_WithDefaultedMeta, GIVEN),
-        (_KeywordMeta, GIVEN), (_Keywords, GIVEN), (_Positional, "no meta"), (_Anything, GIVEN), (_Static, GIVEN),
+        (_Plain, "no meta"), (_Defaulted, "no meta"), (_WithMeta, META), (_WithDefaultedMeta, META),
+        (_KeywordMeta, META), (_Keywords, META), (_Positional, "no meta"), (_Anything, META), (_Static, META),
         (_OfClass, "no meta"), (_MetaInTheSecondPlace, "no meta"), (_Decorated, "no meta"),
-        (_DecoratedBare, "no meta"), (_DecoratedMetaInTheSecondPlace, "no meta"), (_DecoratedWithMeta, GIVEN),
-        (_Partial, GIVEN), (_Callable, GIVEN), (_HandsOn, "no meta"),
+        (_DecoratedBare, "no meta"), (_DecoratedMetaInTheSecondPlace, "no meta"), (_DecoratedWithMeta, META),
+        (_Partial, META), (_Callable, META), (_HandsOn, "no meta"),
     ],
 )  # fmt: skip
-def test_predict_receives_meta_only_if_its_signature_accepts_meta(component: Any, seen: Any) -> None:
-    assert ask(component(), MESSAGE).said["data"]["ndarray"] == [seen]
+def test_predict_receives_meta_only_if_its_signature_accepts_meta(component: Any, expected: Any) -> None:
+    assert ask(component(), MESSAGE).decoded["data"]["ndarray"] == [expected]
 
 
 def test_a_builtin_function_does_not_receive_meta() -> None:
     class Compares:
         predict = staticmethod(divmod)
 
-    text = ask(Compares(), {"strData": "a"}).said["status"]["info"]
+    text = ask(Compares(), {"strData": "a"}).decoded["status"]["info"]
     assert text == "unsupported operand type(s) for divmod(): 'str' and 'list'"
 
 
@@ -218,7 +218,7 @@ def test_a_method_that_cannot_pass_meta_on_is_retried_without_meta_only_once() -
     user = _HandsOn()
     service = inside(user)
     for _ in range(3):
-        asked(service, MESSAGE)
+        ask_service(service, MESSAGE)
     assert (user.entered, user.tried) == (3, 4)
 
 
@@ -229,5 +229,5 @@ def test_a_method_replaced_at_run_time_is_inspected_again() -> None:
             return ["no meta"]
 
     service = inside(Replaced())
-    assert asked(service, MESSAGE).said["data"]["ndarray"] == ["no meta"]
-    assert asked(service, MESSAGE).said["data"]["ndarray"] == [GIVEN]
+    assert ask_service(service, MESSAGE).decoded["data"]["ndarray"] == ["no meta"]
+    assert ask_service(service, MESSAGE).decoded["data"]["ndarray"] == [META]

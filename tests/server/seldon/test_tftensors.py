@@ -15,8 +15,8 @@ from penstock.server.seldon.inside.tftensors import array_of_tftensor, tftensor_
 NUMBERS = ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", "c8", "c16"]
 
 
-def made(**said: Any) -> Any:
-    return json_format.ParseDict(said, pb.DefaultData().tftensor)
+def tftensor(**members: Any) -> Any:
+    return json_format.ParseDict(members, pb.DefaultData().tftensor)
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
@@ -47,25 +47,26 @@ def test_texts_are_read_back_as_bytes(array: Array) -> None:
 
 def test_missing_values_are_filled_with_the_last_value() -> None:
     shape = {"dim": [{"size": 2}, {"size": 2}]}
-    assert array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2])).tolist() == [[1, 2], [2, 2]]
-    assert array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape)).tolist() == [[0, 0], [0, 0]]
+    assert array_of_tftensor(tftensor(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2])).tolist() == [[1, 2], [2, 2]]
+    assert array_of_tftensor(tftensor(dtype="DT_INT32", tensorShape=shape)).tolist() == [[0, 0], [0, 0]]
     assert (
-        array_of_tftensor(made(dtype="DT_STRING", tensorShape=shape, stringVal=["YQ=="])).tolist() == [[b"a"] * 2] * 2
+        array_of_tftensor(tftensor(dtype="DT_STRING", tensorShape=shape, stringVal=["YQ=="])).tolist()
+        == [[b"a"] * 2] * 2
     )
 
 
 def test_a_shape_larger_than_any_message_is_rejected() -> None:
     for kind, length in (("DT_FLOAT", 1 << 29), ("DT_STRING", 1 << 28)):
         with pytest.raises(ValueError, match="larger than any message"):
-            array_of_tftensor(made(dtype=kind, tensorShape={"dim": [{"size": length}]}))
+            array_of_tftensor(tftensor(dtype=kind, tensorShape={"dim": [{"size": length}]}))
 
 
 def test_more_values_than_the_shape_holds_are_an_error() -> None:
     shape = {"dim": [{"size": 1}]}
     with pytest.raises(ValueError, match="index can't contain negative values"):
-        array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2]))
+        array_of_tftensor(tftensor(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2]))
     with pytest.raises(ValueError, match=r"cannot reshape array of size 2 into shape \(1,\)"):
-        array_of_tftensor(made(dtype="DT_STRING", tensorShape=shape, stringVal=["YQ==", "YQ=="]))
+        array_of_tftensor(tftensor(dtype="DT_STRING", tensorShape=shape, stringVal=["YQ==", "YQ=="]))
 
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.array(["2020"], "datetime64[Y]")], ids=["object", "date"])
@@ -76,4 +77,4 @@ def test_arrays_of_unsupported_dtypes_are_a_type_error(array: Array) -> None:
 
 def test_an_unsupported_tensor_type_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="Unsupported tensor type: 14"):
-        array_of_tftensor(made(dtype="DT_BFLOAT16"))
+        array_of_tftensor(tftensor(dtype="DT_BFLOAT16"))

@@ -77,7 +77,7 @@ class Front(Role):
     def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
         self.supervisor = supervisor
         self.port = FakePort(self, settings.http_port)
-        self.asked: dict[int, tuple[Line, bytes]] = {}
+        self.pending: dict[int, tuple[Line, bytes]] = {}
         self.last = 0
         self.link: Link | None = None
         self.placed = asyncio.Event()
@@ -90,7 +90,7 @@ class Front(Role):
             connection.answered(line, "503")
             return
         self.last += 1
-        self.asked[self.last] = connection, line
+        self.pending[self.last] = connection, line
         self.link.send(ASK, self.last)
 
     def attach(self, sock: socket.socket) -> None:
@@ -101,14 +101,14 @@ class Front(Role):
             if kind == HELLO:
                 self.placed.set()
                 continue
-            connection, line = self.asked.pop(number)
+            connection, line = self.pending.pop(number)
             connection.answered(line, f"{os.getpid()} {body.decode()}")
 
     def lost(self, why: str) -> None:
         self.link = None
         self.placed.clear()
-        asked, self.asked = self.asked, {}
-        for connection, line in asked.values():
+        pending, self.pending = self.pending, {}
+        for connection, line in pending.values():
             connection.answered(line, "503")
         self.supervisor.report_disconnect()
 

@@ -73,21 +73,21 @@ class Served:
 
     process: asyncio.subprocess.Process
     lines: list[dict[str, str]] = field(default_factory=list)
-    told: asyncio.Condition = field(default_factory=asyncio.Condition)
+    message_arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def listen(self) -> None:
         if self.process.stderr is None:
             raise AssertionError("no pipe")
         async for line in self.process.stderr:
             self.lines.append(json.loads(line))
-            async with self.told:
-                self.told.notify_all()
+            async with self.message_arrived:
+                self.message_arrived.notify_all()
 
     async def says(self, text: str, since: int = 0) -> str:
         """Wait for a line of the log, and return it."""
-        async with self.told:
+        async with self.message_arrived:
             while not (found := [line["msg"] for line in self.lines[since:] if text in line["msg"]]):
-                await self.told.wait()
+                await self.message_arrived.wait()
         return found[0]
 
     def signalled(self, number: signal.Signals) -> None:
@@ -184,19 +184,19 @@ async def http_client(port: int, number: int, ledger: Ledger) -> None:
 
 async def grpc_client(port: int, number: int, ledger: Ledger) -> None:
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
-    asked = service_pb2.ModelInferRequest(model_name="iris")
-    asked.inputs.add(name="input", datatype="FP32", shape=[1, 4])
-    asked.raw_input_contents.append(struct.pack("<4f", *TENSOR["data"]))
-    asked.parameters["hooks"].bool_param = False
+    request = service_pb2.ModelInferRequest(model_name="iris")
+    request.inputs.add(name="input", datatype="FP32", shape=[1, 4])
+    request.raw_input_contents.append(struct.pack("<4f", *TENSOR["data"]))
+    request.parameters["hooks"].bool_param = False
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         sent = 0
         while not ledger.over:
             sent += 1
-            asked.id = f"{number}-{sent}"
+            request.id = f"{number}-{sent}"
             begun = time.monotonic()
             try:
-                answer = await infer(asked.SerializeToString(), timeout=PATIENCE_S)
+                answer = await infer(request.SerializeToString(), timeout=PATIENCE_S)
             except grpc.aio.AioRpcError as error:
                 refused = "onnection refused" in (error.details() or "")
                 if refused:
@@ -208,7 +208,7 @@ async def grpc_client(port: int, number: int, ledger: Ledger) -> None:
                 # the library fails calls immediately until it tries to connect again
                 await asyncio.sleep(0.2)
             else:
-                good = service_pb2.ModelInferResponse.FromString(answer).id == asked.id
+                good = service_pb2.ModelInferResponse.FromString(answer).id == request.id
                 ledger.write("good" if good else "wrong", begun)
                 await asyncio.sleep(PAUSE_S)
 
@@ -238,15 +238,15 @@ async def load_on(server: Served) -> AsyncIterator[Ledger]:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
+    async def run_main() -> None:
         await main()
 
-    asyncio.run(whole())
+    asyncio.run(run_main())
 
 
-def shown(title: str, ledger: Ledger, whole: str = "") -> None:
+def shown(title: str, ledger: Ledger, ready_line: str = "") -> None:
     print(  # noqa: T201 - the long version is run for this output
-        f"{title}: {dict(ledger.ends)}, failed within {ledger.late_s * 1e3:.0f} ms, {whole}"
+        f"{title}: {dict(ledger.ends)}, failed within {ledger.late_s * 1e3:.0f} ms, {ready_line}"
     )
 
 
@@ -266,8 +266,8 @@ def test_a_process_that_dies_loses_only_its_own_requests_and_is_replaced(name: s
                     if fault == signal.SIGSTOP:
                         # clients see nothing until the supervisor detects the stop
                         ledger.late_s, ledger.fault_s = 0.0, time.monotonic()
-                    whole = await server.says("every process is ready again", since)
-                shown(f"{fault.name} of {name}", ledger, whole)
+                    ready_line = await server.says("every process is ready again", since)
+                shown(f"{fault.name} of {name}", ledger, ready_line)
 
                 # over gRPC the client library reports a front end's lost requests as UNAVAILABLE
                 allowed = {"good", "lost", "503"} if name == "front" else {"good", "503"}
@@ -369,9 +369,9 @@ async def last_words_of_another(port: int) -> str:
     """Start a server on a port in use, which must end with status 1. Returns: its only log message."""
     words = ("-m", "penstock.server.cli", "serve", str(IRIS), f"--http-port={port}", "--http-workers=2")
     second = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
-    _, said = await second.communicate()
+    _, log_line = await second.communicate()
     assert second.returncode == 1
-    return str(json.loads(said)["msg"])
+    return str(json.loads(log_line)["msg"])
 
 
 def test_a_second_signal_ends_every_process_at_once() -> None:
@@ -458,8 +458,8 @@ def test_a_request_waiting_for_its_batch_to_fill_is_answered_on_sigterm(tmp_path
 
     async def main() -> None:
         async with served(str(tmp_path)) as server:
-            asked = called(server.port("HTTP"), "/v2/models/open/infer", {"inputs": [tensor]})
-            answer = asyncio.ensure_future(asked)
+            coroutine = called(server.port("HTTP"), "/v2/models/open/infer", {"inputs": [tensor]})
+            answer = asyncio.ensure_future(coroutine)
             pending = b'nv_inference_pending_request_count{model="open",version="1"} 1\n'
             while pending not in (await called(server.port("metrics"), "/metrics"))[1]:
                 pass

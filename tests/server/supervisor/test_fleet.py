@@ -29,7 +29,7 @@ class World:
         self.log: list[str] = []
         self.early: dict[int, bool] = {}
         self.paired: set[tuple[int, int]] = set()
-        self.asked_to_end: set[int] = set()
+        self.ended_on_request: set[int] = set()
         self.fleet = Fleet(fronts, FleetActions(self._start, self._pair, self._drain, self._kill, self._flush))
         self.fleet.begin()
 
@@ -43,7 +43,7 @@ class World:
         self.paired.add((front.number, engine.number))
 
     def _drain(self, member: Member) -> None:
-        self.asked_to_end.add(member.number)
+        self.ended_on_request.add(member.number)
         self.log.append(f"drain {member.name}")
 
     def _flush(self, member: Member) -> None:
@@ -51,7 +51,7 @@ class World:
             self.log.append(f"flush {member.name}")
 
     def _kill(self, member: Member) -> None:
-        self.asked_to_end.add(member.number)
+        self.ended_on_request.add(member.number)
         self.log.append(f"kill {member.name}")
 
     def one(self, role: str, place: int = 0) -> Member:
@@ -78,7 +78,7 @@ class World:
         for _ in range(100):
             before = len(self.log), [each.state for each in self.fleet.members.values()]
             for member in list(self.fleet.members.values()):
-                if member.number in self.asked_to_end:
+                if member.number in self.ended_on_request:
                     self.ends(member)
                 elif member.state != READY:
                     self.says(member, READY)
@@ -288,8 +288,8 @@ def test_the_fleet_recovers_after_any_sequence_of_events(seed: int) -> None:
                 world.says(member, chance.choice((LISTENING, READY)))
             case "ended" if member:
                 world.ends(member)
-            case "asked" if world.asked_to_end:
-                world.fleet.on_exit(chance.choice(sorted(world.asked_to_end)), world.now)
+            case "asked" if world.ended_on_request:
+                world.fleet.on_exit(chance.choice(sorted(world.ended_on_request)), world.now)
             case "signal" if member:
                 world.fleet.on_signal(member.number, world.now)
             case "unlinked" if member:

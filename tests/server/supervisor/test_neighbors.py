@@ -28,8 +28,8 @@ class Introduced:
     def send(self, kind: int, number: int = 0, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         own = [os.dup(each) for each in descriptors]
         if kind == BOARD:
-            said = json.loads(body)
-            self.spread, self.place = ConnectionSpread.of(said, own), said["places"][0]
+            message = json.loads(body)
+            self.spread, self.place = ConnectionSpread.of(message, own), message["places"][0]
             self.spread.balance((None, None))
             self.spread.open()
         elif self.spread is not None:

@@ -36,12 +36,12 @@ def test_a_stopped_process_is_killed_after_half_a_second() -> None:
 
 
 def test_a_process_stopped_repeatedly_that_responds_between_stops_is_not_killed() -> None:
-    watch, said = ProcessWatch(), set()
+    watch, verdicts = ProcessWatch(), set()
     for look in range(1000):
         watch.on_pong()
-        said.add(watch.check("T", look // 3, look * CHECK_S))
+        verdicts.add(watch.check("T", look // 3, look * CHECK_S))
 
-    assert said == {""}
+    assert verdicts == {""}
 
 
 def test_a_process_stopped_by_a_debugger_is_not_killed() -> None:

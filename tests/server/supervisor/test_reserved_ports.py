@@ -16,10 +16,10 @@ from penstock.server.supervisor.reserved_ports import ReservedPorts
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
+    async def run_main() -> None:
         await main()
 
-    asyncio.run(whole())
+    asyncio.run(run_main())
 
 
 async def held(port: int = 0, address: str = "127.0.0.1") -> tuple[ReservedPorts, int]:
@@ -126,9 +126,9 @@ def test_localhost_is_reserved_on_all_its_addresses() -> None:
 
 @pytest.mark.parametrize("flag", ["reuse_http_port", "reuse_grpc_port"])
 def test_http_workers_cannot_be_combined_with_reuse_port_settings(flag: str) -> None:
-    said: dict[str, Any] = {flag: True}
+    options: dict[str, Any] = {flag: True}
 
-    assert start_problems(Settings(http_workers=2, **said)) == [
+    assert start_problems(Settings(http_workers=2, **options)) == [
         "--http-workers cannot be combined with --reuse-http-port or --reuse-grpc-port: its processes own their ports"
     ]
-    assert start_problems(Settings(**said)) == []
+    assert start_problems(Settings(**options)) == []

@@ -36,10 +36,10 @@ def test_saved_regions_are_restored_before_the_engine_opens(
     supervisor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = EngineServer.open
-    seen: list[list[str]] = []
+    region_names: list[list[str]] = []
 
     def look(server: EngineServer) -> None:
-        seen.append([region.name for region in server.server.shared_memory.regions])
+        region_names.append([region.name for region in server.server.shared_memory.regions])
 
     async def opens(server: EngineServer) -> None:
         look(server)  # no request has been received yet
@@ -57,7 +57,7 @@ def test_saved_regions_are_restored_before_the_engine_opens(
             await engine.close()
 
     asyncio.run(main())
-    assert seen == [["r"], ["r"]]
+    assert region_names == [["r"], ["r"]]
 
 
 class Control:

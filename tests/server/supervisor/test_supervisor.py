@@ -349,8 +349,8 @@ def test_starting_a_front_end_is_retried_when_file_descriptors_run_out(
                 neighbors = supervisor._neighbors
                 monkeypatch.setattr(neighbors, "add", partial(unless_failing, neighbors.add))
             else:
-                made = SimpleNamespace(socketpair=partial(unless_failing, socket.socketpair))
-                monkeypatch.setattr(supervisor_module, "socket", made)
+                fake_socket = SimpleNamespace(socketpair=partial(unless_failing, socket.socketpair))
+                monkeypatch.setattr(supervisor_module, "socket", fake_socket)
             old = pids(supervisor, FRONT)
             os.kill(old[0], signal.SIGKILL)
 

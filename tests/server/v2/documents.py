@@ -92,10 +92,10 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @st.composite
 def mutated(draw: st.DrawFn, document: Any) -> Any:
     """Draw a valid document with one to three changes: a value replaced, deleted or repeated."""
-    made = copy.deepcopy(document)
+    mutant = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
-        *path, last = draw(st.sampled_from([place for place in places(made) if place] or [("x",)]))
-        inner = made
+        *path, last = draw(st.sampled_from([place for place in places(mutant) if place] or [("x",)]))
+        inner = mutant
         for key in path:
             inner = inner[key]
         change = draw(st.sampled_from(["replace", "delete", "repeat"]))
@@ -105,7 +105,7 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
             inner.pop(last, None) if isinstance(inner, dict) else inner.pop(last)
         elif isinstance(inner, list):
             inner.insert(last, copy.deepcopy(inner[last]))
-    return made
+    return mutant
 
 
 def decode_remembered(

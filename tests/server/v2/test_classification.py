@@ -47,14 +47,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[Any]:
-    with triton.InferenceServerClient(live.address) as made:
-        yield made
+    with triton.InferenceServerClient(live.address) as new_client:
+        yield new_client
 
 
-def asked(client: Any, model: str, values: Array, count: int, *, binary: bool) -> Any:
-    given = triton.InferInput("x", list(values.shape), "FP32").set_data_from_numpy(values)
-    wanted = triton.InferRequestedOutput("y", binary_data=binary, class_count=count)
-    return client.infer(model, [given], outputs=[wanted]).as_numpy("y")
+def classify(client: Any, model: str, values: Array, count: int, *, binary: bool) -> Any:
+    tensor = triton.InferInput("x", list(values.shape), "FP32").set_data_from_numpy(values)
+    requested = triton.InferRequestedOutput("y", binary_data=binary, class_count=count)
+    return client.infer(model, [tensor], outputs=[requested]).as_numpy("y")
 
 
 def expected(values: Array, count: int, labels: list[str]) -> list[list[str]]:
@@ -75,7 +75,7 @@ def test_classes_match_those_that_numpy_computes(
     client: Any, model: str, labels: list[str], rows: int, width: int, count: int, binary: bool
 ) -> None:
     values = np.random.default_rng(1).normal(size=(rows, width)).astype(np.float32)
-    found = asked(client, model, values, count, binary=binary)
+    found = classify(client, model, values, count, binary=binary)
     texts = [[each.decode() if isinstance(each, bytes) else each for each in row] for row in found]
 
     assert found.shape == (rows, min(count, width))

@@ -506,7 +506,9 @@ def test_the_openapi_document_declares_every_variable_part_of_each_path(server: 
     assert "/v2/repository/{repository}/models/{model}/load" in paths
     for path, operations in paths.items():
         for operation in operations.values():
-            assert [f"{{{said['name']}}}" for said in operation.get("parameters", [])] == re.findall(r"{\w+}", path)
+            assert [f"{{{parameter['name']}}}" for parameter in operation.get("parameters", [])] == re.findall(
+                r"{\w+}", path
+            )
 
 
 def test_the_docs_page_loads_nothing_from_another_host(server: Server) -> None:

@@ -54,11 +54,11 @@ def model(signature: Signature = ONE) -> Model:
     return Model(spec, [FakeBackend(signature, list)], lambda *_: None)
 
 
-def read(made: Model, document: Any, tail: bytes = b"", *, pad: int = 0) -> tuple[InferRequest, Options]:
+def read(loaded_model: Model, document: Any, tail: bytes = b"", *, pad: int = 0) -> tuple[InferRequest, Options]:
     """Decode a document; with `tail`, binary tensors follow."""
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
     text += b" " * pad
-    return decode(made, text + tail, len(text) if tail else -1, 100, SINK)
+    return decode(loaded_model, text + tail, len(text) if tail else -1, 100, SINK)
 
 
 def refused(document: Any, tail: bytes = b"", signature: Signature = ONE) -> tuple[Code, str]:
@@ -77,8 +77,8 @@ def good(**more: Any) -> dict[str, Any]:
 
 def one(**changes: Any) -> dict[str, Any]:
     """Return a valid document whose one input has these members; None removes one."""
-    made = {**entry(data=[1.5, 2, 3, 4]), **changes}
-    return {"inputs": [{key: value for key, value in made.items() if value is not None}]}
+    tensor = {**entry(data=[1.5, 2, 3, 4]), **changes}
+    return {"inputs": [{key: value for key, value in tensor.items() if value is not None}]}
 
 
 UNKNOWN = "[request id: <id_unknown>] "
@@ -118,14 +118,14 @@ class TestValidRequests:
         entries, tail = [], b""
         for spec in data.draw(st.permutations(specs)):
             array = arrays[spec.name]
-            said = entry(spec.name, spec.datatype, array.shape)
+            tensor = entry(spec.name, spec.datatype, array.shape)
             if spec.datatype == "FP16" or data.draw(st.booleans()):
                 raw = bytes(to_binary(spec.datatype, array))
-                said["parameters"] = {"binary_data_size": len(raw)}
+                tensor["parameters"] = {"binary_data_size": len(raw)}
                 tail += raw
             else:
-                said["data"] = json.loads(to_json(spec.datatype, spec.name, array))
-            entries.append(said)
+                tensor["data"] = json.loads(to_json(spec.datatype, spec.name, array))
+            entries.append(tensor)
         text = json.dumps({"inputs": entries, "id": "é"}).encode() + b" " * data.draw(st.sampled_from([0, SIMD_BYTES]))
         request, _ = decode(model(MANY), text + tail, len(text), 100, SINK)
 
@@ -139,7 +139,7 @@ class TestValidRequests:
     @given(st.data())
     @settings(max_examples=40)
     def test_a_request_decoded_from_the_cached_layout_equals_one_decoded_in_full(self, data: st.DataObject) -> None:
-        made, layouts = model(TWO), Layouts()
+        two_inputs, layouts = model(TWO), Layouts()
         count = data.draw(st.integers(0, 2))
         in_json = entry("i", "INT64", (1, count), data=[7] * count)
         in_bytes = entry("i", "INT64", (1, count), parameters={"binary_data_size": 8 * count})
@@ -150,12 +150,12 @@ class TestValidRequests:
         size = 4 + 8 * count * (first is in_bytes)
         for _ in range(3):
             body = text + data.draw(st.binary(min_size=size, max_size=size))
-            wanted, _ = decode(made, body, len(text), 100, SINK)
-            found, _ = decode_remembered(made, body, len(text), 100, SINK, layouts)
+            expected, _ = decode(two_inputs, body, len(text), 100, SINK)
+            found, _ = decode_remembered(two_inputs, body, len(text), 100, SINK, layouts)
 
-            assert (found.id, found.key, found.rows) == (wanted.id, wanted.key, wanted.rows)
-            assert found.nbytes == wanted.nbytes
-            for left, right in zip(found.inputs, wanted.inputs, strict=True):
+            assert (found.id, found.key, found.rows) == (expected.id, expected.key, expected.rows)
+            assert found.nbytes == expected.nbytes
+            for left, right in zip(found.inputs, expected.inputs, strict=True):
                 assert left is not None
                 assert right is not None
                 assert same(left, right)
@@ -175,26 +175,33 @@ class TestValidRequests:
     def test_json_data_decoded_from_the_cached_layout_equals_data_decoded_in_full(
         self, values: list[Any], comma: str
     ) -> None:
-        made, layouts = model(), Layouts()
-        decode_remembered(made, json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode(), -1, 100, SINK, layouts)
+        one_input, layouts = model(), Layouts()
+        decode_remembered(
+            one_input, json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode(), -1, 100, SINK, layouts
+        )
         assert len(layouts) == 1
         # large bodies are parsed differently from small ones
         body = (
             json.dumps({"inputs": [entry(data=[])]}).replace("[]", f"[{comma.join(map(json.dumps, values))}]").encode()
         )
         try:
-            wanted, _ = decode(made, body, -1, 100, SINK)
+            expected, _ = decode(one_input, body, -1, 100, SINK)
         except InferError as error:
             with pytest.raises(InferError, match=re.escape(error.message)):
-                decode_remembered(made, body, -1, 100, SINK, layouts)
+                decode_remembered(one_input, body, -1, 100, SINK, layouts)
             return
-        found, _ = decode_remembered(made, body, -1, 100, SINK, layouts)
+        found, _ = decode_remembered(one_input, body, -1, 100, SINK, layouts)
 
-        left, right = found.inputs[0], wanted.inputs[0]
+        left, right = found.inputs[0], expected.inputs[0]
         assert left is not None
         assert right is not None
         assert same(left, right)
-        assert (found.id, found.key, found.rows, found.nbytes) == (wanted.id, wanted.key, wanted.rows, wanted.nbytes)
+        assert (found.id, found.key, found.rows, found.nbytes) == (
+            expected.id,
+            expected.key,
+            expected.rows,
+            expected.nbytes,
+        )
 
     @pytest.mark.parametrize(
         "body",
@@ -205,13 +212,13 @@ class TestValidRequests:
         ],
     )
     def test_a_list_inside_a_string_or_parameter_is_not_mistaken_for_tensor_data(self, body: bytes) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         for data in ([1, 2, 3, 4], [5, 6, 7, 8]):
-            whole = body % json.dumps(entry(data=data)).encode()
-            found, _ = decode_remembered(made, whole, -1, 100, SINK, layouts)
-            wanted, _ = decode(made, whole, -1, 100, SINK)
+            full_body = body % json.dumps(entry(data=data)).encode()
+            found, _ = decode_remembered(one_input, full_body, -1, 100, SINK, layouts)
+            expected, _ = decode(one_input, full_body, -1, 100, SINK)
 
-            left, right = found.inputs[0], wanted.inputs[0]
+            left, right = found.inputs[0], expected.inputs[0]
             assert left is not None
             assert right is not None
             assert same(left, right)
@@ -221,40 +228,40 @@ class TestValidRequests:
     def test_a_leading_id_is_read_from_each_request_and_not_from_the_cached_layout(
         self, names: list[str], separators: tuple[str, str]
     ) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         for name in names:
             for form in ({"data": [1, 2, 3, 4]}, {"parameters": {"binary_data_size": 16}}):
                 text = json.dumps({"id": name, "inputs": [entry(**form)]}, separators=separators).encode()
                 body, header_bytes = (text, -1) if "data" in form else (text + bytes(16), len(text))
-                found, _ = decode_remembered(made, body, header_bytes, 100, SINK, layouts)
+                found, _ = decode_remembered(one_input, body, header_bytes, 100, SINK, layouts)
                 assert (found.id, found.nbytes) == (name, len(body))
         usual = [name for name in names if re.fullmatch(r"[ !#-\[\]-~]+", name)]
         assert len(layouts) <= 2 * (len(set(names) - set(usual)) + bool(usual))
 
     @pytest.mark.parametrize("again", ["a", "c", "\\u0061"])
     def test_the_last_of_several_ids_is_used(self, again: str) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         for first in ("a", "b"):
             inputs = json.dumps([entry(parameters={"binary_data_size": 16})])
             text = f'{{"id":"{first}","id":"{again}","inputs":{inputs}}}'.encode()
-            found, _ = decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+            found, _ = decode_remembered(one_input, text + bytes(16), len(text), 100, SINK, layouts)
             assert found.id == json.loads(f'"{again}"')
 
     def test_the_json_after_an_id_is_not_accepted_as_a_request(self) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         text = json.dumps({"id": "1", "inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
-        decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+        decode_remembered(one_input, text + bytes(16), len(text), 100, SINK, layouts)
         for cut in (len(b'{"id": "1"'), 1):
             rest = text[cut:]
             with pytest.raises(InferError, match="failed to parse the request JSON buffer"):
-                decode_remembered(made, rest + bytes(16), len(rest), 100, SINK, layouts)
+                decode_remembered(one_input, rest + bytes(16), len(rest), 100, SINK, layouts)
 
     def test_json_with_nan_is_never_cached_as_a_layout(self) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         document = {"parameters": {"x": float("nan")}, "inputs": [entry(parameters={"binary_data_size": 16})]}
         text = json.dumps(document).encode()
         for _ in range(2):
-            found, options = decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+            found, options = decode_remembered(one_input, text + bytes(16), len(text), 100, SINK, layouts)
             assert found.rows == 1
             assert options.parameters is not None
         assert len(layouts) == 0
@@ -268,55 +275,55 @@ class TestValidRequests:
         ids=["two inputs", "no values"],
     )
     def test_json_data_is_cached_only_for_a_single_input_with_values(self, signature: Signature, document: Any) -> None:
-        made, layouts = model(signature), Layouts()
-        found, _ = decode_remembered(made, json.dumps(document).encode(), -1, 100, SINK, layouts)
+        one_input, layouts = model(signature), Layouts()
+        found, _ = decode_remembered(one_input, json.dumps(document).encode(), -1, 100, SINK, layouts)
 
         assert [array is not None for array in found.inputs] == [True] * len(signature.inputs)
         assert len(layouts) == 0
 
     def test_a_layout_is_cached_even_if_the_binary_tensor_looks_like_json_data(self) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
-        decode_remembered(made, text + b'"data":[1,2,3,4]', len(text), 100, SINK, layouts)
+        decode_remembered(one_input, text + b'"data":[1,2,3,4]', len(text), 100, SINK, layouts)
 
         assert len(layouts) == 1
 
     def test_a_body_longer_or_shorter_than_its_cached_layout_is_rejected(self) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
-        decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+        decode_remembered(one_input, text + bytes(16), len(text), 100, SINK, layouts)
         assert len(layouts) == 1
         for size in (15, 17):
             with pytest.raises(InferError):
-                decode_remembered(made, text + bytes(size), len(text), 100, SINK, layouts)
+                decode_remembered(one_input, text + bytes(size), len(text), 100, SINK, layouts)
 
     def test_a_cached_layout_is_not_found_when_the_json_length_exceeds_the_body(self) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         text = json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode()
-        decode_remembered(made, text, -1, 100, SINK, layouts)
-        assert layouts.find(made, text, len(text), SINK) is not None
-        assert layouts.find(made, text, len(text) + 1, SINK) is None
+        decode_remembered(one_input, text, -1, 100, SINK, layouts)
+        assert layouts.find(one_input, text, len(text), SINK) is not None
+        assert layouts.find(one_input, text, len(text) + 1, SINK) is None
 
     def test_the_layout_cache_is_bounded_when_the_json_always_differs(self) -> None:
-        made, layouts = model(), Layouts()
+        one_input, layouts = model(), Layouts()
         for number in range(600):
             document = {"parameters": {"n": number}, "inputs": [entry(parameters={"binary_data_size": 16})]}
             text = json.dumps(document).encode()
-            decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+            decode_remembered(one_input, text + bytes(16), len(text), 100, SINK, layouts)
         text = json.dumps(document).encode() + b" " * 5000
-        decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+        decode_remembered(one_input, text + bytes(16), len(text), 100, SINK, layouts)
 
         assert len(layouts) <= 256
 
     def test_the_cache_of_admitted_shapes_is_bounded_when_shapes_always_differ(self) -> None:
-        made = model(FREE)
+        free_model = model(FREE)
         for number in range(600):
-            read(made, {"inputs": [entry("f", "FP64", (number, 0, 2), data=[])]})
+            read(free_model, {"inputs": [entry("f", "FP64", (number, 0, 2), data=[])]})
 
-        assert len(made.admitted_shapes) <= 256
+        assert len(free_model.admitted_shapes) <= 256
 
     @pytest.mark.parametrize(
-        ("more", "wanted", "plan"),
+        ("more", "positions", "plan"),
         [
             ({}, (0, 1), None),
             ({"outputs": []}, (0, 1), None),
@@ -328,7 +335,7 @@ class TestValidRequests:
             ({"parameters": {"binary_data_output": True}, "outputs": [{"name": "a"}]}, (0,), None),
         ],
     )
-    def test_only_the_requested_outputs_are_returned(self, more: Any, wanted: Any, plan: Any) -> None:
+    def test_only_the_requested_outputs_are_returned(self, more: Any, positions: Any, plan: Any) -> None:
         entries = [
             entry("i", "INT64", (1, 0), data=[]),
             entry("s", "BYTES", (1, 0), data=[]),
@@ -336,7 +343,7 @@ class TestValidRequests:
         ]
         request, options = read(model(MANY), {"inputs": entries, **more}, b"abcd")
 
-        assert (request.output_positions, options.plan) == (wanted, plan)
+        assert (request.output_positions, options.plan) == (positions, plan)
 
     @pytest.mark.parametrize(
         ("parameters", "timeout_us", "hooks"),

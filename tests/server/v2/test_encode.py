@@ -58,41 +58,41 @@ class TestRoundTrip:
     def test_any_outputs_in_any_mixture_of_json_and_binary_round_trip(
         self, data: st.DataObject, request_id: str
     ) -> None:
-        wanted = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
-        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
-        plan = tuple(position not in IN_JSON or data.draw(st.booleans()) for position in wanted)
-        made = encoder()
+        positions = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
+        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in positions]
+        plan = tuple(position not in IN_JSON or data.draw(st.booleans()) for position in positions)
+        v2_encoder = encoder()
         for _ in range(2):
-            document, found = read(*made.encode_mixed(request_id, wanted, plan, arrays))
+            document, found = read(*v2_encoder.encode_mixed(request_id, positions, plan, arrays))
 
-            assert [entry["name"] for entry in document["outputs"]] == [OUTPUTS[position][0] for position in wanted]
+            assert [entry["name"] for entry in document["outputs"]] == [OUTPUTS[position][0] for position in positions]
             assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
             assert document.get("id", "") == request_id
 
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
     def test_a_mapped_answer_has_the_same_bytes_as_an_ordinary_one(self, data: st.DataObject, request_id: str) -> None:
-        wanted = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
-        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
+        positions = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
+        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in positions]
         outputs = []
-        for position, array in zip(wanted, arrays, strict=True):
+        for position, array in zip(positions, arrays, strict=True):
             binary, there = position not in IN_JSON or data.draw(st.booleans()), data.draw(st.booleans())
             outputs.append(Finished(*OUTPUTS[position], array.shape, array if there else None, binary))
         parameters = data.draw(st.sampled_from([None, {"a": 1}]))
 
-        made = encoder()
-        assert made.encode_mapped(request_id, outputs, parameters) == made.encode_finished(
+        v2_encoder = encoder()
+        assert v2_encoder.encode_mapped(request_id, outputs, parameters) == v2_encoder.encode_finished(
             request_id, outputs, parameters
         )
 
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
     def test_any_outputs_round_trip_as_json(self, data: st.DataObject, request_id: str) -> None:
-        wanted = tuple(data.draw(st.lists(st.sampled_from(IN_JSON), unique=True, max_size=3)))
-        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
-        made = encoder()
+        positions = tuple(data.draw(st.lists(st.sampled_from(IN_JSON), unique=True, max_size=3)))
+        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in positions]
+        v2_encoder = encoder()
         for _ in range(2):
-            document, found = read(made.encode_json(request_id, wanted, arrays), 0)
+            document, found = read(v2_encoder.encode_json(request_id, positions, arrays), 0)
 
             assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
             assert (document["model_name"], document["model_version"]) == ('m"é', "3")
@@ -101,21 +101,21 @@ class TestRoundTrip:
     @settings(max_examples=30)
     def test_the_id_precedes_the_cached_part_of_the_answer(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, len(OUTPUTS) - 1))
-        made, array = encoder(), data.draw(tensors(OUTPUTS[position][1]))
+        v2_encoder, array = encoder(), data.draw(tensors(OUTPUTS[position][1]))
         for request_id in ("", "1", 'a"é', ""):
-            document, [found] = read(*made.encode_mixed(request_id, (position,), (True,), [array]))
+            document, [found] = read(*v2_encoder.encode_mixed(request_id, (position,), (True,), [array]))
             assert document.get("id", "") == request_id
             assert list(document) == ["id"] * bool(request_id) + ["model_name", "model_version", "outputs"]
             assert same(found, array)
 
     @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6))
     def test_a_cached_part_of_one_answer_never_appears_in_another(self, shapes: list[list[int]]) -> None:
-        made = encoder()
+        v2_encoder = encoder()
         for number, shape in enumerate(shapes):
             array = np.full(shape, number, np.float32)
             position = [name for _, name in OUTPUTS].index("FP32")
             binary = bool(number % 2)
-            document, [found] = read(*made.encode_mixed("", (position,), (binary,), [array]))
+            document, [found] = read(*v2_encoder.encode_mixed("", (position,), (binary,), [array]))
 
             assert same(found, array)
             assert ("parameters" in document["outputs"][0]) == binary

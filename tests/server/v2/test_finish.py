@@ -126,11 +126,11 @@ class TestSharedMemoryOutputs:
                 go_on.wait(PATIENCE_S)
                 finish(model(), ("y", "FP32"), lease, SCORES)
 
-            left = asyncio.ensure_future(answers.encode(9 << 20, encode))
+            cancelled = asyncio.ensure_future(answers.encode(9 << 20, encode))
             assert await asyncio.to_thread(begun.wait, PATIENCE_S)
-            left.cancel()
+            cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await left
+                await cancelled
             go_on.set()
             await answers.encode(9 << 20, int)  # the same thread, which has finished the other answer
 
@@ -149,11 +149,11 @@ class TestSharedMemoryOutputs:
         assert (tmp_path / "key").read_bytes() == bytes(64)
 
     def test_the_lease_is_released_whether_or_not_the_output_fits(self, tmp_path: Path) -> None:
-        made = model(TensorSpec("y", "FP32", (-1, 3)), labels={"y": ("a",)})
+        labeled = model(TensorSpec("y", "FP32", (-1, 3)), labels={"y": ("a",)})
         for size in (64, 1):
             lease = self.lease(tmp_path, 0, size)
             try:
-                finish_all(made, (0,), PerOutputPlan((lease,)), [SCORES])
+                finish_all(labeled, (0,), PerOutputPlan((lease,)), [SCORES])
             except InferError:
                 assert size == 1
             with pytest.raises(InferError, match="after its release"):
@@ -162,15 +162,15 @@ class TestSharedMemoryOutputs:
 
 def test_each_output_is_returned_in_its_requested_form() -> None:
     names = "abc"
-    made = model(*[TensorSpec(name, "FP32", (-1, 3)) for name in names], labels={"b": ("one", "two")})
-    done = finish_all(made, (2, 1, 0), PerOutputPlan((BINARY, Classes(1, binary=True), JSON)), [SCORES] * 3)
+    labeled = model(*[TensorSpec(name, "FP32", (-1, 3)) for name in names], labels={"b": ("one", "two")})
+    done = finish_all(labeled, (2, 1, 0), PerOutputPlan((BINARY, Classes(1, binary=True), JSON)), [SCORES] * 3)
 
     assert [(each.name, each.datatype, each.shape, each.binary) for each in done] == [
         ("c", "FP32", (2, 3), True), ("b", "BYTES", (2, 1), True), ("a", "FP32", (2, 3), False)
     ]  # fmt: skip
     assert done[1].array is not None
     assert done[1].array.tolist() == [[b"0.700000:1:two"], [b"0.500000:0:one"]]
-    assert [each.name for each in finish_all(made, (0,), None, [SCORES])] == ["a"]
+    assert [each.name for each in finish_all(labeled, (0,), None, [SCORES])] == ["a"]
 
 
 @pytest.mark.parametrize("width", [4, 400])

@@ -110,7 +110,7 @@ class TestForwardingToHooks:
             for value in ("a", "b")
         ]
 
-        assert [said(answer) for answer in answers] == [
+        assert [parameters_of(answer) for answer in answers] == [
             {"p": 0.5, "x-mine": "a", "pre": 2},
             {"p": 0.5, "x-mine": "b", "pre": 2},
         ]
@@ -138,6 +138,6 @@ class TestForwardingToHooks:
         assert found == [{"p": True, "x-mine": "a", "pre": 2}] * 2
 
 
-def said(answer: Any) -> Any:
+def parameters_of(answer: Any) -> Any:
     [output] = answer["outputs"]
     return json.loads(output["data"][0])

@@ -33,19 +33,19 @@ WORDS = Signature(
 MODEL = fake_model(signature=WORDS)
 
 
-def asked(**members: Any) -> Any:
+def decode_members(**members: Any) -> Any:
     return parse_generate(MODEL, json.dumps(members).encode(), 100)
 
 
 def refused(**members: Any) -> str:
     with pytest.raises(InferError) as caught:
-        asked(**members)
+        decode_members(**members)
     return caught.value.message
 
 
 class TestDecoding:
     def test_a_member_named_like_an_input_is_a_tensor_and_any_other_is_a_parameter(self) -> None:
-        request_id, inputs, options = asked(
+        request_id, inputs, options = decode_members(
             text="hello", id="7", temperature=0.5, parameters={"n": [1, 2, 3, 4], "k": True}
         )
 
@@ -55,7 +55,7 @@ class TestDecoding:
         assert options.parameters == {"temperature": 0.5, "k": True}
 
     def test_the_innermost_free_dim_takes_the_remaining_values(self) -> None:
-        assert asked(text=["a", "b"])[1]["text"].tolist() == [[b"a"], [b"b"]]
+        assert decode_members(text=["a", "b"])[1]["text"].tolist() == [[b"a"], [b"b"]]
 
     def test_values_that_do_not_fill_the_input_shape_are_rejected(self) -> None:
         text = "The schema can not convert input 'n' to tensor with proper shape"
@@ -94,9 +94,9 @@ def test_an_answer_has_its_outputs_by_name_and_single_values_without_brackets() 
 
 def test_equal_parameters_of_different_types_are_written_with_their_own_types() -> None:
     members, outputs = GenerateEncoder(MODEL, ""), {"out": np.array([b"hi"], np.object_)}
-    said: list[Any] = [1, True, 1.0, "1", 1]
+    values: list[Any] = [1, True, 1.0, "1", 1]
 
-    written = [members.write(outputs, {"n": each}) for each in said]
+    written = [members.write(outputs, {"n": each}) for each in values]
 
     assert [text.split(b",")[2] for text in written] == [b'"n":1', b'"n":true', b'"n":1.0', b'"n":"1"', b'"n":1']
 
@@ -143,7 +143,7 @@ def test_no_model_is_held_while_a_request_body_is_being_received(verb: str) -> N
     assert held == [0, 1]
 
 
-class Told:
+class Streamed:
     """Hooks that give these answers, and the events that were sent, one list per write."""
 
     def __init__(self, *answers: Answer, error: Exception | None = None) -> None:
@@ -162,12 +162,12 @@ class Told:
     async def send(self, parts: Sequence[bytes]) -> None:
         self.writes.append(list(parts))
 
-    async def asked(self) -> list[list[bytes]]:
+    async def answer_bodies(self) -> list[list[bytes]]:
         engine, silent = HeldEngine(), asyncio.Event()
-        asked = [{"type": "http.request", "body": b'{"x":[1,2,3,4]}', "more_body": False}]
+        messages = [{"type": "http.request", "body": b'{"x":[1,2,3,4]}', "more_body": False}]
 
         async def receive() -> Any:
-            return asked.pop() if asked else await silent.wait()
+            return messages.pop() if messages else await silent.wait()
 
         async def send(message: Any) -> None:
             self.status = message.get("status", self.status)
@@ -190,20 +190,20 @@ def event(value: float) -> bytes:
 
 class TestEventGrouping:
     def test_events_that_are_available_together_are_written_together(self) -> None:
-        told = Told(y(1), y(2, more=True), y(3, more=True), y(4), y(5))
+        streamed = Streamed(y(1), y(2, more=True), y(3, more=True), y(4), y(5))
 
-        assert asyncio.run(told.asked()) == [[event(1)], [event(2), event(3), event(4)], [event(5)]]
+        assert asyncio.run(streamed.answer_bodies()) == [[event(1)], [event(2), event(3), event(4)], [event(5)]]
 
     def test_events_already_available_are_written_before_a_later_error(self) -> None:
         late = InferError(Code.INTERNAL, "half-way")
-        *events, [last] = asyncio.run(Told(y(1), y(2, more=True), error=late).asked())
+        *events, [last] = asyncio.run(Streamed(y(1), y(2, more=True), error=late).answer_bodies())
 
         assert events == [[event(1)], [event(2)]]
         assert last == b'data: {"error":"half-way"}\n\n'
 
     def test_events_already_available_are_written_before_an_answer_that_cannot_be_encoded(self) -> None:
         bad = Answer({"y": np.array([[b"\xff"]], np.object_)})
-        *events, [last] = asyncio.run(Told(y(1, more=True), y(2, more=True), bad).asked())
+        *events, [last] = asyncio.run(Streamed(y(1, more=True), y(2, more=True), bad).answer_bodies())
 
         assert events == [[event(1), event(2)]]
         assert last.startswith(b'data: {"error":"output \'y\' holds bytes that are not UTF-8')
@@ -213,20 +213,20 @@ class TestEventGrouping:
         text = b'data: {"error":"not today"}\n\n'
 
         for answers, status in (((failed, y(1)), 503), ((y(1, more=True), failed, y(1)), 200)):
-            told = Told(*answers)
-            (together,) = asyncio.run(told.asked())
+            streamed = Streamed(*answers)
+            (together,) = asyncio.run(streamed.answer_bodies())
             assert together[-2:] == [text, event(1)]
-            assert told.status == status
+            assert streamed.status == status
 
     def test_a_large_group_of_events_is_written_in_several_pieces(self) -> None:
-        writes = asyncio.run(Told(*[y(1, more=True, count=4000)] * 20, y(1)).asked())
+        writes = asyncio.run(Streamed(*[y(1, more=True, count=4000)] * 20, y(1)).answer_bodies())
 
         assert sum(map(len, writes)) == 21
         assert max(sum(map(len, texts)) for texts in writes) < 2 * _MAX_GROUP_BYTES
 
     def test_a_large_event_does_not_delay_the_events_before_it(self) -> None:
         large = y(2, more=True, count=_LARGE_BYTES)
-        writes = asyncio.run(Told(y(1, more=True), large, y(3)).asked())
+        writes = asyncio.run(Streamed(y(1, more=True), large, y(3)).answer_bodies())
 
         assert [len(texts) for texts in writes] == [1, 1, 1]
         assert writes[0] == [event(1)]
@@ -262,10 +262,10 @@ class TestEndpoints:
         assert answer.text == 'data: {"model_name":"rows","model_version":"1","y":2.5}\n\n'
 
     def test_generate_stream_disables_buffering_in_proxies(self, server: httpx.Client) -> None:
-        for kind, said in (("generate_stream", "no"), ("generate", None)):
+        for kind, buffering in (("generate_stream", "no"), ("generate", None)):
             answer = server.post(f"/v2/models/rows/{kind}", json={"x": 2.5})
 
-            assert answer.headers.get("x-accel-buffering") == said
+            assert answer.headers.get("x-accel-buffering") == buffering
 
     def test_an_error_before_inference_is_returned_as_json(self, server: httpx.Client) -> None:
         for kind in ("generate", "generate_stream"):

@@ -98,9 +98,9 @@ def test_compressed_requests_that_wait_for_a_thread_are_not_decompressed_early(m
     def noted(name: str) -> None:
         original = getattr(inference, name)
 
-        def step(*given: Any) -> Any:
+        def step(*arguments: Any) -> Any:
             steps.append((name, threading.current_thread() is threading.main_thread()))
-            return original(*given)
+            return original(*arguments)
 
         monkeypatch.setattr(inference, name, step)
 
@@ -154,15 +154,15 @@ def test_an_answer_is_encoded_on_a_thread_only_if_it_is_large(
     def noted(name: str) -> None:
         function = getattr(Encoder, name)
 
-        def encode(*given: Any) -> Any:
+        def encode(*arguments: Any) -> Any:
             where.append(threading.current_thread() is threading.main_thread())
-            return function(*given)
+            return function(*arguments)
 
         monkeypatch.setattr(Encoder, name, encode)
 
     for name in ("encode_json", "encode_mixed", "encode_mapped"):
         noted(name)
-    asked = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": binary}}]}
+    body = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": binary}}]}
     outputs = (TensorSpec("y", "BYTES" if array is STRINGS else "FP32", (-1, -1)),)
     values = np.repeat(array, count, 1)
 
@@ -170,7 +170,7 @@ def test_an_answer_is_encoded_on_a_thread_only_if_it_is_large(
         served = Served()
         inputs = served.engine.loaded[0].signature.inputs
         served.engine.loaded = [fake_model(signature=Signature(inputs, outputs, batched=True))]
-        await served.fed(request(PATH, json.dumps(asked).encode()))
+        await served.fed(request(PATH, json.dumps(body).encode()))
         [each] = served.engine.held
         each.outputs = [values]
         each.sink.deliver([each])
@@ -193,14 +193,14 @@ def test_outputs_that_are_large_only_together_are_encoded_on_a_thread(
     columns: int, count: int, *, binary: bool, here: bool
 ) -> None:
     names = [f"y{number}" for number in range(60)]
-    asked = [{"name": name, "parameters": {"binary_data": binary}} for name in names[:count]]
+    requested = [{"name": name, "parameters": {"binary_data": binary}} for name in names[:count]]
 
     async def main() -> None:
         served = Served()
         inputs = served.engine.loaded[0].signature.inputs
         outputs = tuple(TensorSpec(name, "FP32", (-1, columns)) for name in names)
         served.engine.loaded = [fake_model(signature=Signature(inputs, outputs, batched=True))]
-        await served.fed(request(PATH, json.dumps(json.loads(BODY) | {"outputs": asked}).encode()))
+        await served.fed(request(PATH, json.dumps(json.loads(BODY) | {"outputs": requested}).encode()))
         [each] = served.engine.held
         each.outputs = [np.ones((1, 10_000), np.float32) for _ in range(count)]
         each.sink.deliver([each])

@@ -88,9 +88,9 @@ class TestBothParsers:
     @given(SMALL, st.data())
     def test_both_parsers_accept_and_reject_the_same_mutated_texts(self, text: bytes, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(text)))
-        gone = data.draw(st.integers(0, 3))
+        removed = data.draw(st.integers(0, 3))
         put = data.draw(st.binary(max_size=3) | st.sampled_from([b'"', b"[", b"}", b",", b"\\", b"NaN", b"\xff", b"1"]))
-        below, above = both((text[:at] + put + text[at + gone :])[: SIMD_BYTES - 1])
+        below, above = both((text[:at] + put + text[at + removed :])[: SIMD_BYTES - 1])
 
         assert below == above or (repr(below) == repr(above))
 
@@ -149,7 +149,7 @@ class TestBothParsers:
         assert refused(text).startswith("failed to parse the request JSON buffer: ")
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             (b"", "The document is empty. at 0"),
             (b" ", "The document is empty. at 0"),
@@ -162,8 +162,8 @@ class TestBothParsers:
             (b"{}x", "The document root must not be followed by other values. at 2"),
         ],
     )
-    def test_the_most_common_syntax_errors_are_reported_with_tritons_messages(self, text: bytes, said: str) -> None:
-        assert refused(text) == f"failed to parse the request JSON buffer: {said}"
+    def test_the_most_common_syntax_errors_are_reported_with_tritons_messages(self, text: bytes, message: str) -> None:
+        assert refused(text) == f"failed to parse the request JSON buffer: {message}"
 
 
 class TestNumberArrays:

@@ -24,24 +24,24 @@ async def _same(request: Request) -> Response:
     return Response(request.method + " " + request.path_params.get("model", ""))
 
 
-ASKED = Route("GET", ("/v2/models/{model}", "/v2"), _same, "What is asked of every server")
+GENERAL = Route("GET", ("/v2/models/{model}", "/v2"), _same, "What is asked of every server")
 LOADING = Route("POST", ("/v2/repository/models/{model}/load",), _same, "What an administrator asks")
 
 
-def ask(app: Starlette, *asked: tuple[str, str]) -> list[httpx.Response]:
+def ask(app: Starlette, *requests: tuple[str, str]) -> list[httpx.Response]:
     """Send all requests in parallel."""
 
     async def main() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
-            return await asyncio.gather(*(client.request(method, path) for method, path in asked))
+            return await asyncio.gather(*(client.request(method, path) for method, path in requests))
 
     return asyncio.run(main())
 
 
 @pytest.fixture
 def app() -> Starlette:
-    return make_app([ASKED, LOADING], pages=True)
+    return make_app([GENERAL, LOADING], pages=True)
 
 
 def test_routes_and_errors_are_served_without_importing_fastapi(
@@ -65,11 +65,11 @@ def test_the_openapi_pages_list_all_routes_and_are_rendered_once_on_a_thread(
 ) -> None:
     threads = []
 
-    def made(*said: Any, make: Any = plane._openapi_document) -> Any:
+    def render(*arguments: Any, make: Any = plane._openapi_document) -> Any:
         threads.append(threading.current_thread())
-        return make(*said)
+        return make(*arguments)
 
-    monkeypatch.setattr(plane, "_openapi_document", made)
+    monkeypatch.setattr(plane, "_openapi_document", render)
 
     docs, schema = ask(app, ("GET", "/docs"), ("GET", "/openapi.json"))
 

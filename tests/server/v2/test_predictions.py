@@ -30,7 +30,7 @@ class Predicting(Lane):
         super().__init__(shared=HttpShared(service, Limits()))
 
     @classmethod
-    async def made(cls) -> Predicting:
+    async def create(cls) -> Predicting:
         engine = HeldEngine()
         engine.loaded[0].max_request_rows = 8
         return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded[0]))
@@ -46,7 +46,7 @@ class Predicting(Lane):
 
 def test_a_prediction_is_answered_without_a_task_when_its_batch_is_done() -> None:
     async def main() -> None:
-        served = await Predicting.made()
+        served = await Predicting.create()
         assert await served.fed(request(PATH, SAMPLE)) == []
         tasks = len(asyncio.all_tasks())
         served.engine.let_go()
@@ -61,7 +61,7 @@ def test_a_prediction_is_answered_without_a_task_when_its_batch_is_done() -> Non
 
 def test_pipelined_predictions_run_one_after_another() -> None:
     async def main() -> None:
-        served = await Predicting.made()
+        served = await Predicting.create()
         await served.fed(request(PATH, SAMPLE) * 2)
         assert len(served.engine.held) == 1
         served.engine.let_go()
@@ -76,15 +76,15 @@ def test_pipelined_predictions_run_one_after_another() -> None:
 
 def test_the_prediction_of_a_client_that_disconnects_is_canceled_and_no_longer_counted() -> None:
     async def main() -> None:
-        served = await Predicting.made()
+        served = await Predicting.create()
         await served.fed(request(PATH, SAMPLE))
-        [gone] = served.engine.held
+        [cancelled] = served.engine.held
         served.transport.lose(ConnectionResetError())
         await turns()
         through = await served.closed()
         served.engine.let_go()
 
-        assert served.engine.cancelled == [gone]
+        assert served.engine.cancelled == [cancelled]
         assert through
         assert served.answers == []
 
@@ -92,7 +92,7 @@ def test_the_prediction_of_a_client_that_disconnects_is_canceled_and_no_longer_c
 
 
 @pytest.mark.parametrize(
-    ("failure", "status", "told"),
+    ("failure", "status", "message"),
     [
         (InferError(Code.OVERLOADED, "Exceeds maximum queue size"), 503, b"Exceeds maximum queue size"),
         (ZeroDivisionError("ours"), 500, b"internal error, request id abc"),
@@ -100,15 +100,15 @@ def test_the_prediction_of_a_client_that_disconnects_is_canceled_and_no_longer_c
     ids=["refused", "our own"],
 )
 def test_a_prediction_that_fails_immediately_is_answered_immediately(
-    failure: Exception, status: int, told: bytes, caplog: pytest.LogCaptureFixture
+    failure: Exception, status: int, message: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        served = await Predicting.made()
+        served = await Predicting.create()
         served.engine.failure = failure
         with caplog.at_level(logging.CRITICAL, "penstock.server"):
             [answer] = await served.fed(request(PATH, SAMPLE, "x-request-id: abc"))
 
-        assert (answer.status, answer.body) == (status, b'{"error":"%b"}' % told)
+        assert (answer.status, answer.body) == (status, b'{"error":"%b"}' % message)
         assert served.protocol.task is None
         assert await served.closed()
 
@@ -117,7 +117,7 @@ def test_a_prediction_that_fails_immediately_is_answered_immediately(
 
 def test_a_prediction_that_fails_later_is_answered_with_its_error() -> None:
     async def main() -> None:
-        served = await Predicting.made()
+        served = await Predicting.create()
         await served.fed(request(PATH, SAMPLE))
         [held] = served.engine.held
         held.error = InferError(Code.EXPIRED, "Request timeout expired")
@@ -131,7 +131,7 @@ def test_a_prediction_that_fails_later_is_answered_with_its_error() -> None:
 
 def test_a_sample_that_is_not_json_is_rejected() -> None:
     async def main() -> None:
-        served = await Predicting.made()
+        served = await Predicting.create()
         [answer] = await served.fed(request(PATH, b"[1,"))
 
         assert answer.status == 400

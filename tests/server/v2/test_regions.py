@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(folder: Path) -> tuple[Regions, SystemRegions]:
+def make_regions(folder: Path) -> tuple[Regions, SystemRegions]:
     regions = Regions(allowed=True)
     return regions, SystemRegions(regions, folder)
 
@@ -42,7 +42,7 @@ def refused(call: Any, *args: Any) -> tuple[Code, str]:
 
 class TestRegistration:
     def test_a_registered_region_is_listed_and_can_be_leased(self, folder: Path) -> None:
-        regions, system = made(folder)
+        regions, system = make_regions(folder)
         system.register("r", "/key", 8, 16)
 
         assert system.status() == [{"name": "r", "key": "/key", "offset": 8, "byte_size": 16}] == system.status("r")
@@ -51,7 +51,7 @@ class TestRegistration:
 
     @pytest.mark.parametrize("key", ["key", "/key", "//key"])
     def test_leading_slashes_of_a_key_are_ignored_as_by_shm_open(self, folder: Path, key: str) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         system.register("r", key, 0, SIZE)
 
         assert bytes(system.regions.lease("r", 0, SIZE).read()) == BYTES
@@ -63,7 +63,7 @@ class TestRegistration:
     def test_a_key_outside_the_shared_memory_folder_is_not_opened(self, folder: Path, key: str) -> None:
         (folder / "sub").mkdir()
         (folder / "sub" / "key").write_bytes(BYTES)
-        _, system = made(folder)
+        _, system = make_regions(folder)
 
         assert refused(system.register, "r", key, 0, 4) == (
             Code.INVALID, f"Unable to open shared memory region: '{key}'"
@@ -73,7 +73,7 @@ class TestRegistration:
         (folder / "link").symlink_to(folder / "key")
         (folder / "folder").mkdir()
         os.mkfifo(folder / "fifo")
-        _, system = made(folder)
+        _, system = make_regions(folder)
 
         for key in ("link", "folder", "fifo"):
             assert refused(system.register, "r", key, 0, 4)[1] == f"Unable to open shared memory region: '{key}'"
@@ -81,21 +81,21 @@ class TestRegistration:
     @pytest.mark.parametrize("prefix", ["triton_python_backend_shm_region_", "penstock_", "sem."])
     def test_names_and_keys_with_a_reserved_prefix_are_rejected(self, folder: Path, prefix: str) -> None:
         (folder / f"{prefix}1").write_bytes(BYTES)
-        _, system = made(folder)
+        _, system = make_regions(folder)
 
         why = f"as the key contains the reserved prefix '{prefix}'"
-        said = refused(system.register, "r", f"/{prefix}1", 0, 4)[1]
-        assert said == f"cannot register shared memory region 'r' with key '/{prefix}1' {why}"
+        message = refused(system.register, "r", f"/{prefix}1", 0, 4)[1]
+        assert message == f"cannot register shared memory region 'r' with key '/{prefix}1' {why}"
         assert "reserved" in refused(system.register, f"{prefix}1", "/key", 0, 4)[1]
 
     @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b"])
     def test_an_invalid_region_name_is_rejected(self, folder: Path, name: str) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
 
         assert refused(system.register, name, "key", 0, 4)[0] is Code.INVALID
 
     def test_an_invalid_key_is_reported_before_an_invalid_name(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
 
         assert refused(system.register, "", "", 0, 0)[1] == "Unable to open shared memory region: ''"
 
@@ -103,14 +103,14 @@ class TestRegistration:
         ("offset", "byte_size"), [(0, 65), (1, 64), (64, 1), (0, 0), (-1, 4), (0, -1), (2**64 - 1, 2**64 - 1)]
     )
     def test_a_range_beyond_the_file_is_rejected(self, folder: Path, offset: int, byte_size: int) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
 
         assert refused(system.register, "dummy_data", "key", offset, byte_size) == (
             Code.INVALID, "failed to register shared memory region 'dummy_data': invalid args"
         )  # fmt: skip
 
     def test_a_name_that_is_already_registered_is_rejected(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         system.register("r", "key", 0, 4)
 
         assert refused(system.register, "r", "key", 0, 8) == (
@@ -118,7 +118,7 @@ class TestRegistration:
         )  # fmt: skip
 
     def test_the_number_of_regions_is_limited(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         limit = os.sysconf("SC_OPEN_MAX")
         for number in range(min(MAX_REGIONS, limit // 2)):
             system.register(f"r{number}", "key", 0, 4)
@@ -149,7 +149,7 @@ def mapped(path: Path) -> int:
 class TestMappings:
     def test_a_region_stays_mapped_until_its_last_lease_is_released(self, folder: Path) -> None:
         (folder / "key").write_bytes(bytes(10000))
-        regions, system = made(folder)
+        regions, system = make_regions(folder)
         system.register("r", "key", 5000, 4000)
         lease = system.regions.lease("r", 0, 1)
         region = regions.find("r", 0, 1)
@@ -167,7 +167,7 @@ class TestMappings:
     ) -> None:
         full = SimpleNamespace(mmap=lambda *_: system_regions._MAP_FAILED)
         monkeypatch.setattr(system_regions, "_libc", lambda: full)
-        regions, system = made(folder)
+        regions, system = make_regions(folder)
         system.register("r", "key", 0, SIZE)
 
         assert regions.find("r", 0, 1).pointer == 0
@@ -176,7 +176,7 @@ class TestMappings:
 
 class TestUnregistration:
     def test_unregister_removes_one_region_or_all_and_ignores_an_unknown_name(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         for name in "abc":
             system.register(name, "key", 0, 4)
         system.unregister("b")
@@ -189,7 +189,7 @@ class TestUnregistration:
         assert system.status() == []
 
     def test_the_file_is_closed_when_the_last_lease_is_released(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         before = descriptors()
         system.register("r", "key", 0, SIZE)
         first, second = system.regions.lease("r", 0, 4), system.regions.lease("r", 4, 4)
@@ -203,22 +203,22 @@ class TestUnregistration:
         assert refused(first.read)[0] is Code.INTERNAL
 
     def test_an_unregistered_region_stays_listed_until_its_last_lease_is_released(self, folder: Path) -> None:
-        regions, system = made(folder)
+        regions, system = make_regions(folder)
         system.register("r", "key", 0, SIZE)
         first = system.regions.lease("r", 0, SIZE)
         system.unregister()
-        seen = InlineRegions(regions)
-        second = seen.lease("r", 4, 4)
+        inline = InlineRegions(regions)
+        second = inline.lease("r", 4, 4)
         first.release()
 
-        assert seen.describe(SYSTEM, "r") == system.status() != []
+        assert inline.describe(SYSTEM, "r") == system.status() != []
         assert bytes(second.read()) == BYTES[4:8]
         second.release()
         assert system.status() == []
-        assert refused(seen.lease, "r", 0, 1)[0] is Code.NOT_FOUND
+        assert refused(inline.lease, "r", 0, 1)[0] is Code.NOT_FOUND
 
     def test_an_unregistered_name_can_be_registered_again_immediately(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         (folder / "other").write_bytes(bytes(SIZE))
         system.register("r", "key", 0, SIZE)
         lease = system.regions.lease("r", 0, SIZE)
@@ -262,7 +262,7 @@ class TestLeases:
         assert refused(shared.regions.lease, "r", 8, 2**64 - 1)[1].startswith("Integer overflow detected: byte_size (")
 
     def test_a_write_stays_within_its_lease(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         system.register("r", "key", 8, 16)
         lease = system.regions.lease("r", 4, 4)
         lease.write(b"abc")
@@ -271,7 +271,7 @@ class TestLeases:
         assert refused(lease.write, b"abcde")[0] is Code.INTERNAL
 
     def test_a_lease_of_a_truncated_file_is_rejected_without_crashing_the_server(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         system.register("r", "key", 8, 40)
         lease = system.regions.lease("r", 0, 40)
         os.truncate(folder / "key", 20)
@@ -283,7 +283,7 @@ class TestLeases:
         assert bytes(system.regions.lease("r", 0, 12).read()) == BYTES[8:20]
 
     def test_a_region_outlives_the_name_of_its_file(self, folder: Path) -> None:
-        _, system = made(folder)
+        _, system = make_regions(folder)
         system.register("r", "key", 0, SIZE)
         (folder / "key").unlink()
 
@@ -293,7 +293,7 @@ class TestLeases:
         assert bytes(shared.regions.lease("r", 0, 0).read()) == b""
 
     def test_a_lease_larger_than_the_event_loops_copy_limit_can_be_written(self, folder: Path) -> None:
-        regions, system = made(folder)
+        regions, system = make_regions(folder)
         inline = InlineRegions(regions, 16)
         system.register("r", "key", 0, SIZE)
         inline.lease("r", 0, 17).write(b"a")

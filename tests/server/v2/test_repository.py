@@ -23,19 +23,19 @@ class Control:
     """Records its calls."""
 
     def __init__(self, failure: InferError | None = None) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.failure = failure
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        self.asked.append((name, config, files))
+        self.calls.append((name, config, files))
         if self.failure is not None:
             raise self.failure
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        self.asked.append((name, dependents))
+        self.calls.append((name, dependents))
 
     async def index(self, ready: bool = False) -> list[dict[str, str]]:
-        self.asked.append((ready,))
+        self.calls.append((ready,))
         return [{"name": "a"}]
 
 
@@ -55,8 +55,8 @@ def post(path: str, body: Any = b"", control: Control | None = None) -> tuple[in
     try:
         answer = asyncio.run(main())
     except InferError as error:
-        return HTTP_STATUS[error.code], error.message.encode(), control.asked
-    return answer.status_code, answer.content, control.asked
+        return HTTP_STATUS[error.code], error.message.encode(), control.calls
+    return answer.status_code, answer.content, control.calls
 
 
 LOAD = "/v2/repository/models/m/load"
@@ -71,43 +71,43 @@ class TestLoad:
     @pytest.mark.parametrize("size", [0, 5, 400_000])
     def test_load_decodes_small_and_large_base64_files(self, size: int) -> None:
         content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-        said = {"config": "{}", "file:1/model.onnx": base64.b64encode(content).decode()}
+        parameters = {"config": "{}", "file:1/model.onnx": base64.b64encode(content).decode()}
 
-        assert post(LOAD, {"parameters": said}) == (200, b"", [("m", "{}", {"1/model.onnx": content})])
+        assert post(LOAD, {"parameters": parameters}) == (200, b"", [("m", "{}", {"1/model.onnx": content})])
 
     def test_an_unknown_load_parameter_is_tritons_internal_error(self) -> None:
-        status, text, asked = post(LOAD, {"parameters": {"nonsense": "x"}})
+        status, text, calls = post(LOAD, {"parameters": {"nonsense": "x"}})
 
-        assert (status, text, asked) == (500, b"unexpected error on creating Triton parameter", [])
+        assert (status, text, calls) == (500, b"unexpected error on creating Triton parameter", [])
 
     @pytest.mark.parametrize("name", ["config", "file:1/model.onnx"])
     @pytest.mark.parametrize("value", [1, True, None, {}, ["x"]])
     def test_a_load_parameter_of_the_wrong_type_is_a_bad_request(self, name: str, value: Any) -> None:
-        status, text, asked = post(LOAD, {"parameters": {name: value}})
+        status, text, calls = post(LOAD, {"parameters": {name: value}})
 
-        assert (status, asked) == (400, [])
+        assert (status, calls) == (400, [])
         assert text.decode() == f"invalid value type for load parameter '{name}', expected string."
 
     @pytest.mark.parametrize("text", ["!", "a", "ab=c", "QUJD\n", "ü"])
     def test_a_file_that_is_not_base64_is_a_bad_request(self, text: str) -> None:
-        status, said, asked = post(LOAD, {"parameters": {"config": "{}", "file:x": text}})
+        status, message, calls = post(LOAD, {"parameters": {"config": "{}", "file:x": text}})
 
-        assert (status, asked) == (400, [])
-        assert b"is not base64" in said
+        assert (status, calls) == (400, [])
+        assert b"is not base64" in message
 
     @pytest.mark.parametrize(
         "body",
         [b"nonsense", b"[]", b"1", b"null", b"[" * 60_000, b"\xff", {"parameters": []}, {"parameters": None}, {"x": 1}],
     )
     def test_a_malformed_load_body_is_a_bad_request(self, body: Any) -> None:
-        status, _, asked = post(LOAD, body)
+        status, _, calls = post(LOAD, body)
 
-        assert (status, asked) == (400, [])
+        assert (status, calls) == (400, [])
 
     def test_a_body_beyond_the_limit_is_rejected_without_being_decoded(self) -> None:
-        status, text, asked = post(LOAD, {"parameters": {"file:x": "A" * MOST_BYTES}})
+        status, text, calls = post(LOAD, {"parameters": {"file:x": "A" * MOST_BYTES}})
 
-        assert (status, asked) == (400, [])
+        assert (status, calls) == (400, [])
         assert b"exceeds the maximum of 1048576 bytes" in text
 
     def test_the_reason_of_a_failed_load_is_returned(self) -> None:
@@ -127,9 +127,9 @@ class TestUnload:
 
     @pytest.mark.parametrize("parameters", [{"unload_dependents": 1}, {"unload_dependents": "true"}, {"x": True}])
     def test_an_invalid_unload_parameter_is_a_bad_request(self, parameters: dict[str, Any]) -> None:
-        status, _, asked = post(UNLOAD, {"parameters": parameters})
+        status, _, calls = post(UNLOAD, {"parameters": parameters})
 
-        assert (status, asked) == (400, [])
+        assert (status, calls) == (400, [])
 
 
 @pytest.mark.parametrize(("body", "ready"), [(b"", False), ({"ready": True}, True), ({"ready": False}, False)])
@@ -140,6 +140,6 @@ def test_the_index_can_be_restricted_to_ready_models(body: Any, ready: bool) -> 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
 def test_a_named_repository_is_not_supported(action: str) -> None:
-    status, text, asked = post(f"/v2/repository/r/models/m/{action}")
+    status, text, calls = post(f"/v2/repository/r/models/m/{action}")
 
-    assert (status, text, asked) == (501, b"'repository_name' specification is not supported", [])
+    assert (status, text, calls) == (501, b"'repository_name' specification is not supported", [])

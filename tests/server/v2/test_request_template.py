@@ -54,7 +54,7 @@ class Transport:
 
     def entries(self, inputs: Mapping[str, dict[str, Any] | bytes]) -> Sequence[tuple[str, str, list[int], Any]]:
         known = self.model.signature.input
-        return [(name, known[name].datatype, [1, *known[name].shape[1:]], said) for name, said in inputs.items()]
+        return [(name, known[name].datatype, [1, *known[name].shape[1:]], value) for name, value in inputs.items()]
 
 
 class Http(Transport):
@@ -68,12 +68,12 @@ class Http(Transport):
         document: dict[str, Any] = {"id": request_id} if request_id else {}
         document["inputs"] = [
             {"name": name, "datatype": datatype, "shape": shape,
-             "parameters": {"binary_data_size": len(said)} if isinstance(said, bytes) else said}
-            for name, datatype, shape, said in self.entries(inputs)
+             "parameters": {"binary_data_size": len(value)} if isinstance(value, bytes) else value}
+            for name, datatype, shape, value in self.entries(inputs)
         ]  # fmt: skip
-        document["outputs"] = [{"name": name, "parameters": said} for name, said in outputs.items()]
+        document["outputs"] = [{"name": name, "parameters": value} for name, value in outputs.items()]
         text = json.dumps(document).encode()
-        body = text + b"".join(said for said in inputs.values() if isinstance(said, bytes))
+        body = text + b"".join(value for value in inputs.values() if isinstance(value, bytes))
         header_bytes = len(text) if len(body) > len(text) else -1
         found = self.layouts.find(self.model, body, header_bytes, SINK)
         if found is None:
@@ -91,24 +91,24 @@ class Grpc(Transport):
     def read(
         self, inputs: Mapping[str, dict[str, Any] | bytes], outputs: Mapping[str, dict[str, Any]], request_id: str = ""
     ) -> tuple[InferRequest, Options]:
-        made = pb.ModelInferRequest(model_name="m", id=request_id)
-        for name, datatype, shape, said in self.entries(inputs):
-            tensor = made.inputs.add(name=name, datatype=datatype, shape=shape)
-            if isinstance(said, bytes):
-                made.raw_input_contents.append(said)
+        infer_request = pb.ModelInferRequest(model_name="m", id=request_id)
+        for name, datatype, shape, value in self.entries(inputs):
+            tensor = infer_request.inputs.add(name=name, datatype=datatype, shape=shape)
+            if isinstance(value, bytes):
+                infer_request.raw_input_contents.append(value)
             else:
-                self._say(tensor, said)
-        for name, said in outputs.items():
-            self._say(made.outputs.add(name=name), said)
-        message = made.SerializeToString(deterministic=True)
+                self._say(tensor, value)
+        for name, value in outputs.items():
+            self._say(infer_request.outputs.add(name=name), value)
+        message = infer_request.SerializeToString(deterministic=True)
         _, start, _ = rpc_layout.read_head(message)
         self.sent = len(message)
         found = self.layouts.find(self.model, message, start, request_id, SINK)
         if found is None:
             self.in_full += 1
-            found = rpc.decode(self.model, made, SINK, self.regions)
+            found = rpc.decode(self.model, infer_request, SINK, self.regions)
             found[0].nbytes += len(message)
-            self.layouts.add(*found, message, start, made)
+            self.layouts.add(*found, message, start, infer_request)
         return found
 
     @staticmethod

@@ -78,14 +78,14 @@ def place(region: str, byte_size: int, offset: int = 0) -> dict[str, Any]:
 
 
 def body_of(shape: list[int], where: dict[str, Any], datatype: str, outputs: dict[str, dict[str, Any]]) -> bytes:
-    asked: dict[str, Any] = {"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "parameters": where}]}
+    document: dict[str, Any] = {"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "parameters": where}]}
     if outputs:
-        asked["outputs"] = [{"name": name, "parameters": each} for name, each in outputs.items()]
-    return json.dumps(asked).encode()
+        document["outputs"] = [{"name": name, "parameters": each} for name, each in outputs.items()]
+    return json.dumps(document).encode()
 
 
 def message_of(shape: list[int], where: dict[str, Any], datatype: str, outputs: dict[str, dict[str, Any]]) -> Any:
-    def said(items: dict[str, Any]) -> dict[str, Any]:
+    def parameters_of(items: dict[str, Any]) -> dict[str, Any]:
         return {
             key: pb.InferParameter(string_param=value)
             if isinstance(value, str)
@@ -98,7 +98,7 @@ def message_of(shape: list[int], where: dict[str, Any], datatype: str, outputs: 
         outputs=[{"name": name} for name in outputs],
     )  # fmt: skip
     for tensor, items in zip((message.inputs[0], *message.outputs), (where, *outputs.values()), strict=True):
-        for key, value in said(items).items():
+        for key, value in parameters_of(items).items():
             tensor.parameters[key].CopyFrom(value)
     return message
 
@@ -250,9 +250,9 @@ class TestHostInputs:
 
     @pytest.fixture
     def shared(self, tmp_path: Path) -> SharedArrays:
-        made = SharedArrays(tmp_path)
-        made.hold("r", self.values())
-        return made
+        shared_arrays = SharedArrays(tmp_path)
+        shared_arrays.hold("r", self.values())
+        return shared_arrays
 
     @classmethod
     def values(cls) -> Array:
@@ -340,9 +340,9 @@ class TestDeviceOutputs:
         types = {"words": "BYTES", "flags": "BOOL"}
         specs = tuple(TensorSpec(each, types.get(each, "FP32"), shapes.get(each, (-1, 4))) for each in names)
         model = model_of(outputs=specs)
-        wanted = {each: place("there" if each == "there" else "here", 64, 8) for each in names}
-        wanted["small"] = place("here", 31)
-        request, options = read(transport, model, device.regions, [2, 4], place("here", 32), **wanted)
+        expected = {each: place("there" if each == "there" else "here", 64, 8) for each in names}
+        expected["small"] = place("here", 31)
+        request, options = read(transport, model, device.regions, [2, 4], place("here", 32), **expected)
 
         assert type(options.plan) is PerOutputPlan
         assert sorted(request.output_targets) == [0, 5]

@@ -159,12 +159,12 @@ class TestNumberArrays:
             # these datatypes receive only floats, see parsing
             drawn, dtype = signed | unsigned | floats, np.float64
         values = data.draw(st.lists(drawn | st.sampled_from([0, 1]), max_size=5))
-        found, wanted = outcome(datatype, values, np.array(values, dtype)), outcome(datatype, values, values)
+        found, expected = outcome(datatype, values, np.array(values, dtype)), outcome(datatype, values, values)
 
-        if isinstance(wanted, np.ndarray) and isinstance(found, np.ndarray):
-            assert same(found, wanted)
+        if isinstance(expected, np.ndarray) and isinstance(found, np.ndarray):
+            assert same(found, expected)
         elif dtype is not np.float64:
-            assert found == wanted
+            assert found == expected
 
 
 class TestInvalidJson:

@@ -16,7 +16,7 @@ from typing import Any, Never
 
 from penstock.server.workers.kinds import ERROR, REPLY
 
-TOLD = 70
+UNKNOWN_KIND = 70
 
 
 class UnspeakableError(Exception):
@@ -68,13 +68,13 @@ class Lying:
         time.sleep(60)
 
     def what_nobody_takes(self) -> None:
-        self.channel.send(TOLD, 1, b"what is it")
+        self.channel.send(UNKNOWN_KIND, 1, b"what is it")
         time.sleep(60)
 
     def descriptors(self) -> None:
         """Send descriptors with a message and with an answer, which must have none."""
         for _ in range(20):
-            self.channel.send(TOLD, 1, b"", descriptors=[0] * 10)
+            self.channel.send(UNKNOWN_KIND, 1, b"", descriptors=[0] * 10)
         self.channel.send(REPLY, self.number, b"sent", descriptors=[0] * 10)
         self.channel.receive()
         time.sleep(60)
@@ -83,22 +83,22 @@ class Lying:
 
     def truncated(self) -> str:
         """Truncate the memory shared with the server. Return the outcomes: "shrunk" or error numbers."""
-        kept = set()
+        truncated_fds = set()
         for path in list(Path("/proc/self/fd").iterdir()):
             try:
                 if "memfd:" in str(path.readlink()):
                     os.truncate(path, 0)
-                    kept.add("shrunk")
+                    truncated_fds.add("shrunk")
             except OSError as error:
-                kept.add(str(error.errno))
-        return " ".join(kept - {str(errno.ENOENT)})
+                truncated_fds.add(str(error.errno))
+        return " ".join(truncated_fds - {str(errno.ENOENT)})
 
     def orphan(self) -> None:
         """End, and leave a child in its own group that writes to the server for as long as it can."""
         if not os.fork():
             os.setsid()
             signal.alarm(15)
-            frames = struct.pack("<IHHQII", 0, TOLD, 0, 0, 0, 0) * 40_000
+            frames = struct.pack("<IHHQII", 0, UNKNOWN_KIND, 0, 0, 0, 0) * 40_000
             with contextlib.suppress(OSError):
                 while True:
                     os.write(self.channel.fileno(), frames)

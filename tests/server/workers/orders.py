@@ -21,10 +21,10 @@ CALL = 32
 GUARD_S = 20.0
 
 
-def order(**said: Any) -> Order:
+def order(**members: Any) -> Order:
     """Return an order for the service; the keywords are its fields, and `settings`."""
     return Order(
-        **{"service": "scripted_service", "settings": {}, "label": "the test's worker", "path": (HERE,), **said}
+        **{"service": "scripted_service", "settings": {}, "label": "the test's worker", "path": (HERE,), **members}
     )
 
 
@@ -37,8 +37,8 @@ def scene(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wait_for(work, GUARD_S)
 
     result = uvloop.run(guarded())
-    left = descriptors() - before
-    assert not left, left
+    open_count = descriptors() - before
+    assert not open_count, open_count
     assert not children() - others, children()
     return result
 
@@ -71,7 +71,7 @@ def group_members(group: int) -> set[int]:
     return found
 
 
-def gone_within(pid: int, limit_s: float) -> bool:
+def ends_within(pid: int, limit_s: float) -> bool:
     """Poll until a process is gone; there is no event to wait for."""
     end = time.monotonic() + limit_s
     while lives(pid) and time.monotonic() < end:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ class Doing:
     def __init__(self, settings: dict[str, Any], channel: Any) -> None:
         self.concurrent_messages = settings.get("listens", False)
         self.channel = channel
-        self.heard: list[bytes] = []
+        self.messages: list[bytes] = []
         self.hearing = threading.Event()
-        self.kept: list[Any] = []
+        self.objects: list[Any] = []
 
     def on_open(self) -> tuple[bytes, Any]:
         return b"open", None
@@ -41,7 +42,7 @@ class Doing:
         return body, arrays
 
     def on_message(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
-        self.heard.append(body)
+        self.messages.append(body)
         self.hearing.set()
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ class Doing:
         sys.stdout.flush = flush  # type: ignore[method-assign]  # the last that is done
 
     def grow(self, rest: str) -> None:
-        self.kept.append(b"x" * (int(rest) << 20))
+        self.objects.append(b"x" * (int(rest) << 20))
         time.sleep(60)
 
     def start(self, rest: str) -> int:
@@ -152,13 +153,17 @@ class Doing:
 
     def hear(self, rest: str) -> str:
         self.hearing.wait(10)
-        return b" ".join(self.heard).decode()
+        return b" ".join(self.messages).decode()
 
     def say(self, rest: str) -> None:
         self.channel.send(64, 5, rest.encode())
 
     def place(self, rest: str) -> str:
         return f"{Path.cwd()} {sys.path[0]} {os.environ.get('MARK', '')} {sys.executable}"
+
+    def submodule(self, rest: str) -> str:
+        """Use a submodule of which only the package is imported."""
+        return str(getattr(urllib, rest).__name__)
 
     def promise(self, rest: str) -> None:
         """Register an exit handler that makes a file."""
@@ -199,18 +204,18 @@ class DoingOnLoop(Doing):
 
     def __init__(self, settings: dict[str, Any], channel: Any) -> None:
         super().__init__(settings, channel)
-        self.told_something = asyncio.Event()
+        self.notified = asyncio.Event()
 
     async def call(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> tuple[bytes, Any]:  # type: ignore[override]
         if body == b"tick":
-            self.kept.append(asyncio.create_task(self.tick()))
+            self.objects.append(asyncio.create_task(self.tick()))
             return b"", None
         if body == b"ticked":
-            await asyncio.gather(*self.kept)
+            await asyncio.gather(*self.objects)
             return b"ticked", None
         if body == b"heard":
-            await self.told_something.wait()
-            return self.heard[0], None
+            await self.notified.wait()
+            return self.messages[0], None
         if body == b"wait":
             await asyncio.sleep(60)
         return super().call(kind, number, body, arrays)
@@ -220,7 +225,7 @@ class DoingOnLoop(Doing):
 
     def on_message(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
         super().on_message(kind, number, body, arrays)
-        self.told_something.set()
+        self.notified.set()
 
 
 def open_service(settings: dict[str, Any], channel: Any) -> Doing:

@@ -19,15 +19,15 @@ from penstock.server.workers.order import NotStartedError, WorkerLost
 from penstock.server.workers.process import describe_end
 from penstock.server.workers.worker import Worker
 from tests.processes import lives
-from tests.server.workers.orders import CALL, ended, gone_within, group_members, order, scene
+from tests.server.workers.orders import CALL, ended, ends_within, group_members, order, scene
 
 pytestmark = pytest.mark.slow
 
 
-async def ends(body: bytes, *, limit_s: float = 0.0, **said: Any) -> tuple[Worker, WorkerLost]:
+async def ends(body: bytes, *, limit_s: float = 0.0, **members: Any) -> tuple[Worker, WorkerLost]:
     """End a worker by a call, with one call before it and one after it. Return the worker and the call's error."""
     lost: list[Worker] = []
-    worker = Worker(order(**said), lost.append)
+    worker = Worker(order(**members), lost.append)
     before, fatal, after = (
         worker.call(CALL, b"echo"),
         worker.call(CALL, body, limit_s=limit_s),
@@ -71,8 +71,8 @@ def test_waiting_calls_fail_immediately_when_the_worker_is_killed() -> None:
         await worker.ready
         calls = [worker.call(CALL, b"sleep 60"), *[worker.call(CALL, b"echo") for _ in range(50)]]
         os.kill(worker.pid, signal.SIGKILL)
-        told = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(error) for error in told[1:]] == [NotStartedError] * 50
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(error) for error in errors[1:]] == [NotStartedError] * 50
         await worker.ended
 
     scene(work())  # it times out before the minute that the first call takes
@@ -335,7 +335,7 @@ def test_child_processes_end_with_their_worker() -> None:
         await worker.ended
         return pid
 
-    assert gone_within(scene(work()), 1.0)
+    assert ends_within(scene(work()), 1.0)
 
 
 def test_a_fork_bomb_ends_with_its_worker() -> None:
@@ -346,7 +346,7 @@ def test_a_fork_bomb_ends_with_its_worker() -> None:
     group = scene(work())
 
     # they are killed while they start others: none may be missed
-    assert all(gone_within(pid, 5.0) for pid in group_members(group))
+    assert all(ends_within(pid, 5.0) for pid in group_members(group))
     assert not group_members(group)
 
 
@@ -435,9 +435,9 @@ def test_settings_that_cannot_be_serialized_leave_nothing_behind() -> None:
 
 
 def test_a_crash_during_the_opening_is_reported_with_its_signal() -> None:
-    told = describe_end(order(), -signal.SIGSEGV, "Extension modules: numpy.linalg._umath_linalg (total: 1)")
+    description = describe_end(order(), -signal.SIGSEGV, "Extension modules: numpy.linalg._umath_linalg (total: 1)")
 
-    assert told[1] == "the test's worker ended while it was starting: signal 11 (SIGSEGV)"
+    assert description[1] == "the test's worker ended while it was starting: signal 11 (SIGSEGV)"
 
 
 def test_killing_a_worker_before_it_has_started_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -56,9 +56,9 @@ def test_bytes_that_are_not_utf8_are_escaped() -> None:
 def test_a_long_line_is_cut_once(step: int) -> None:
     lines = LineSplitter()
     text = b"x" * (3 * LINE_BYTES) + b"\nnext\n"
-    said = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
+    output_lines = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
 
-    assert said == ["x" * LINE_BYTES + "... (cut)", "next"]
+    assert output_lines == ["x" * LINE_BYTES + "... (cut)", "next"]
 
 
 @settings(max_examples=40)
@@ -66,18 +66,18 @@ def test_a_long_line_is_cut_once(step: int) -> None:
 def test_every_line_is_returned_or_counted_as_dropped(count: int, step: int) -> None:
     lines = LineSplitter()
     text = b"".join(b"%d\n" % number for number in range(count))
-    said = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
+    output_lines = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
 
-    assert said == [str(number) for number in range(min(count, LINES_PER_S))]
+    assert output_lines == [str(number) for number in range(min(count, LINES_PER_S))]
 
     rest = lines.flush()
     dropped = 0
     if rest and (found := re.fullmatch(r"(\d+) lines dropped", rest[0])):
         dropped = int(found[1])
         del rest[0]
-    assert len(said) + dropped + len(rest) == count
+    assert len(output_lines) + dropped + len(rest) == count
     assert rest == [str(number) for number in range(count - len(rest), count)]
-    assert len(rest) == min(LAST_LINES, count - len(said))
+    assert len(rest) == min(LAST_LINES, count - len(output_lines))
 
 
 def test_dropped_lines_are_reported_once_a_second() -> None:
@@ -99,19 +99,19 @@ class Ahead(asyncio.SelectorEventLoop):
 
 
 def test_dropped_lines_are_reported_without_further_output() -> None:
-    told: list[str] = []
+    output_lines: list[str] = []
     loop = Ahead()
 
     async def write() -> None:
         read, written = os.pipe()
-        output = Output(read, "component 'C'", {}, on_line=told.append)
+        output = Output(read, "component 'C'", {}, on_line=output_lines.append)
         for text, hundredths in ((b"x\n", 50), (b"x\n" * 600, 60), (b"x\n" * 700, 150)):
             os.write(written, text)
             for _ in range(hundredths):
                 loop.ahead_s += 0.01
                 for _ in range(3):
                     await asyncio.sleep(0)
-        assert [line for line in told if line != "x"] == ["101 lines dropped", "200 lines dropped"]
+        assert [line for line in output_lines if line != "x"] == ["101 lines dropped", "200 lines dropped"]
         output.close()
         os.close(written)
 
@@ -166,11 +166,11 @@ class TestOutput:
             await worker.ended
 
         scene(work())
-        said = [record.getMessage() for record in caplog.records]
+        messages = [record.getMessage() for record in caplog.records]
 
-        assert said[0] == "the test's worker: no end of lineFatal Python error: Segmentation fault"
-        assert any("in crash" in line for line in said)
-        assert said[-1] == "the test's worker ended: signal 11 (SIGSEGV)"
+        assert messages[0] == "the test's worker: no end of lineFatal Python error: Segmentation fault"
+        assert any("in crash" in line for line in messages)
+        assert messages[-1] == "the test's worker ended: signal 11 (SIGSEGV)"
 
     def test_a_flood_of_output_is_dropped_except_for_its_end(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -181,11 +181,11 @@ class TestOutput:
             await ended(worker)
 
         scene(work())
-        said = [record.getMessage() for record in caplog.records]
-        dropped = [int(found[1]) for line in said if (found := re.search(r"(\d+) lines dropped", line))]
+        messages = [record.getMessage() for record in caplog.records]
+        dropped = [int(found[1]) for line in messages if (found := re.search(r"(\d+) lines dropped", line))]
 
-        assert said[-1] == "the test's worker: line 99999"
-        assert len(said) - len(dropped) + sum(dropped) == 100_000
+        assert messages[-1] == "the test's worker: line 99999"
+        assert len(messages) - len(dropped) + sum(dropped) == 100_000
 
     def test_the_traceback_of_a_failed_call_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -201,7 +201,7 @@ class TestOutput:
 
 
 @pytest.mark.parametrize(
-    ("least", "heard", "level"),
+    ("least", "logged", "level"),
     [
         (logging.INFO, True, logging.INFO),
         (logging.WARNING, True, logging.WARNING),
@@ -210,13 +210,13 @@ class TestOutput:
     ],
 )
 def test_always_logged_output_uses_the_level_of_the_logger(
-    least: int, heard: bool, level: int | None, caplog: pytest.LogCaptureFixture
+    least: int, logged: bool, level: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def write() -> None:
         read, written = os.pipe()
         os.write(written, b"said\n")
         os.close(written)
-        Output(read, "component 'C'", {}, always_logged=heard).close()
+        Output(read, "component 'C'", {}, always_logged=logged).close()
 
     with caplog.at_level(least, "penstock.workers"):
         asyncio.run(write())

@@ -60,9 +60,9 @@ def test_a_worker_cannot_truncate_memory_that_the_server_reads() -> None:
         worker = Worker(lying())
         large = np.zeros(100_000)
         await worker.call(CALL, b"echo", [large])
-        said, _ = await worker.call(CALL, b"truncated")
+        reply, _ = await worker.call(CALL, b"truncated")
         # the server maps the memory that records which call has begun, and reading it truncated would crash the server
-        assert said == str(errno.EPERM).encode()
+        assert reply == str(errno.EPERM).encode()
         os.kill(worker.pid, 9)
         await worker.ended
 

@@ -32,9 +32,9 @@ print(json.dumps(said))
 def _mounted(mounts: dict[str, str], ask: str) -> dict[str, Any]:
     words = [sys.executable, "-I", "-c", PROGRAM, str(CHILD), json.dumps(mounts), ask]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
-    said: dict[str, Any] = json.loads(ended.stdout)
-    assert said["same"]
-    return said
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    assert answer["same"]
+    return answer
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_a_folder_is_mounted_at_a_new_path_beside_existing_files(tmp_path: Path,
         f"wrote=open('{above}/new/deep/made', 'w').write('c') and open('{above}/file', 'a').write('d'))"
     )
 
-    said = _mounted({f"{above}/new/deep": str(real)}, ask)
+    answer = _mounted({f"{above}/new/deep": str(real)}, ask)
 
-    assert (said["read"], said["rest"]) == ("text", ["a", "b", "b"])
-    assert said["all"] == ["file", "folder", "link", "new"]
+    assert (answer["read"], answer["rest"]) == ("text", ["a", "b", "b"])
+    assert answer["all"] == ["file", "folder", "link", "new"]
     assert sorted(os.listdir(above)) == ["file", "folder", "link"]
     assert ((real / "made").read_text(), (above / "file").read_text()) == ("c", "bd")
     assert (real / "made").stat().st_uid == os.getuid()

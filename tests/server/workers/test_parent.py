@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import lives
-from tests.server.workers.orders import gone_within
+from tests.server.workers.orders import ends_within
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,7 +51,7 @@ def test_no_worker_outlives_its_server(how: str) -> None:
             server.send_signal(signal.SIGKILL)
         server.wait(10)
 
-    assert [pid for pid in pids if not gone_within(pid, 1.0)] == []
+    assert [pid for pid in pids if not ends_within(pid, 1.0)] == []
 
 
 def test_a_worker_whose_server_ended_before_it_started_exits(tmp_path: Path) -> None:

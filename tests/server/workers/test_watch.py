@@ -78,12 +78,12 @@ def test_memory_above_the_limit_is_detected_at_the_first_check() -> None:
 
 
 def test_the_state_of_this_process_can_be_read() -> None:
-    seen = read_process_state(os.getpid(), memory=True)
+    state = read_process_state(os.getpid(), memory=True)
 
-    assert seen is not None
-    assert seen.state in "RS"
-    assert seen.cpu_s > 0.0
-    assert seen.own_bytes > 1 << 20
+    assert state is not None
+    assert state.state in "RS"
+    assert state.cpu_s > 0.0
+    assert state.own_bytes > 1 << 20
 
 
 def test_a_process_that_has_ended_has_no_state() -> None:

@@ -39,13 +39,13 @@ def test_an_error_of_a_call_is_raised_to_its_caller_and_the_worker_continues() -
             *[worker.call(CALL, word) for word in (b"refuse too much", b"fail badly", b"leave", b"echo")],
             return_exceptions=True,
         )
-        overloaded, failed, left, echoed = refused
+        overloaded, failed, canceled, echoed = refused
         assert isinstance(overloaded, InferError)
         assert (overloaded.code, overloaded.message, overloaded.retry_after_ns) == (Code.OVERLOADED, "too much", 7)
         assert isinstance(failed, InferError)
         assert (failed.code, failed.message) == (Code.INTERNAL, "ValueError: badly")
-        assert isinstance(left, InferError)
-        assert left.message == "SystemExit: 3"
+        assert isinstance(canceled, InferError)
+        assert canceled.message == "SystemExit: 3"
         assert echoed == (b"echo", [])
         await ended(worker)
 
@@ -71,6 +71,17 @@ def test_a_worker_runs_with_its_folder_path_and_environment(tmp_path: Path) -> N
         return reply[0]
 
     assert scene(work()).decode() == f"{tmp_path} {HERE} here {sys.executable}"
+
+
+def test_submodules_of_a_standard_package_can_be_used_when_only_the_package_is_imported() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        assert (await worker.call(CALL, b"submodule request"))[0] == b"urllib.request"
+        with pytest.raises(InferError, match="AttributeError: module 'urllib' has no attribute 'reqest'"):
+            await worker.call(CALL, b"submodule reqest")
+        await ended(worker)
+
+    scene(work())
 
 
 def test_a_worker_starts_with_pythonsafepath_and_pythonpath_of_the_server() -> None:
@@ -155,11 +166,11 @@ def test_a_message_before_the_opening_is_delivered_after_the_opening() -> None:
 
 def test_a_message_of_the_service_arrives_before_its_reply() -> None:
     async def work() -> list[Any]:
-        said: list[Any] = []
-        worker = Worker(order(), on_message=lambda kind, number, body, arrays: said.append((kind, number, body)))
+        messages: list[Any] = []
+        worker = Worker(order(), on_message=lambda kind, number, body, arrays: messages.append((kind, number, body)))
         await worker.call(CALL, b"say hello")
         await ended(worker)
-        return said
+        return messages
 
     assert scene(work()) == [(64, 5, b"hello")]
 
@@ -199,10 +210,10 @@ def test_stopping_a_worker_finishes_the_calls_in_flight() -> None:
 class TestOpening:
     """A worker that cannot be opened reports the reason and ends."""
 
-    def refused(self, code: Code, **said: Any) -> str:
+    def refused(self, code: Code, **members: Any) -> str:
         async def work() -> str:
             lost: list[Worker] = []
-            worker = Worker(order(**said), lost.append)
+            worker = Worker(order(**members), lost.append)
             later = worker.call(CALL, b"echo")
             with pytest.raises(InferError) as caught:
                 await worker.ready
@@ -292,18 +303,18 @@ def test_callbacks_of_calls_are_called_once_and_in_order_however_the_calls_end()
     async def work() -> list[tuple[bytes, str]]:
         worker = Worker(order())
         await worker.ready
-        told: list[tuple[bytes, str]] = []
+        notices: list[tuple[bytes, str]] = []
 
         def answered(body: bytes, _arrays: list[Any], error: Exception | None) -> None:
-            told.append((body, type(error).__name__))
+            notices.append((body, type(error).__name__))
 
         for word in (b"echo 1", b"refuse too much", b"echo 2", b"kill", b"echo 3"):
             worker.send_call(answered, CALL, word)
-        assert not told  # never in the turn of the loop in which the call is sent
+        assert not notices  # never in the turn of the loop in which the call is sent
         await worker.ended
         with pytest.raises(NotStartedError):
             worker.send_call(answered, CALL, b"echo 4")
-        return told
+        return notices
 
     ends = scene(work())
     assert ends == [

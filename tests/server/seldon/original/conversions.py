@@ -109,8 +109,8 @@ def _reading() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"payload of {name}", partial(utils.get_data_from_proto, each)
         yield f"parts of {name}", partial(utils.extract_request_parts, each)
         yield f"meta of {name}", partial(utils.get_meta_from_proto, each)
-    said = pb.Feedback(request=messages["tensor"], truth=messages["ndarray"], reward=0.5)
-    yield "parts of feedback", lambda: utils.extract_feedback_request_parts(said)
+    feedback = pb.Feedback(request=messages["tensor"], truth=messages["ndarray"], reward=0.5)
+    yield "parts of feedback", lambda: utils.extract_feedback_request_parts(feedback)
 
 
 def _arrays() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -151,19 +151,19 @@ def _answers() -> Iterator[tuple[str, Callable[[], Any]]]:
     for user in (Full(), Bare()):
         who = type(user).__name__
         for name, result in RESULTS.items():
-            for asked, request in REQUESTS.items():
-                yield f"{who}: {name} for {asked}, JSON", _answer_json(user, request, result)
+            for request_name, request in REQUESTS.items():
+                yield f"{who}: {name} for {request_name}, JSON", _answer_json(user, request, result)
                 if request and name != "float":  # for which seldon-core fails by adding the number to a text
-                    yield f"{who}: {name} for {asked}", _answer(user, request, result)
+                    yield f"{who}: {name} for {request_name}", _answer(user, request, result)
         yield f"{who}: a request's names, JSON", _answer_json(user, NDARRAY, RESULTS["array"], True)
         yield f"{who}: a request's names", _answer(user, NDARRAY, RESULTS["array"], True)
 
 
 def _answer_json(user: Any, request: Any, result: Any, is_request: bool = False) -> Callable[[], Any]:
     def called() -> Any:
-        asked = copy.deepcopy(request)
+        copied = copy.deepcopy(request)
         return utils.construct_response_json(
-            user, is_request, asked, result, asked.get("meta"), copy.deepcopy(METRICS), {"run": 1}
+            user, is_request, copied, result, copied.get("meta"), copy.deepcopy(METRICS), {"run": 1}
         )
 
     return called
@@ -171,9 +171,9 @@ def _answer_json(user: Any, request: Any, result: Any, is_request: bool = False)
 
 def _answer(user: Any, request: Any, result: Any, is_request: bool = False) -> Callable[[], Any]:
     def called() -> Any:
-        asked = utils.json_to_seldon_message(request)
-        meta = utils.get_meta_from_proto(asked)
-        return utils.construct_response(user, is_request, asked, result, meta, copy.deepcopy(METRICS), {"run": 1})
+        proto = utils.json_to_seldon_message(request)
+        meta = utils.get_meta_from_proto(proto)
+        return utils.construct_response(user, is_request, proto, result, meta, copy.deepcopy(METRICS), {"run": 1})
 
     return called
 

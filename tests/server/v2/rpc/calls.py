@@ -105,7 +105,7 @@ class FakeHooks:
 
     async def stream(
         self, inputs: Mapping[str, Array], request_id: str, terms: RequestOptions, parameters: Mapping[str, Any] | None,
-        wanted: tuple[int, ...],
+        positions: tuple[int, ...],
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         assert self.decoupled is not None
         async with aclosing(self.decoupled(inputs)) as answers:
@@ -130,11 +130,11 @@ class Services:
         self.health = Health(self.repository.ready, self.engine)
         self.hooks = hooks or FakeHooks()
         others: dict[str, Any] = dict.fromkeys(("control", "system", "cuda", "traces", "logs"))
-        made = RpcDependencies(
+        dependencies = RpcDependencies(
             engine=cast(Any, self.engine), repository=self.repository, health=self.health,
             hooks_of=lambda model: cast(Any, self.hooks), **(others | parts),
         )  # fmt: skip
-        self.methods: dict[str, Method] = methods(made)
+        self.methods: dict[str, Method] = methods(dependencies)
 
     def call(
         self, name: str, message: Any, metadata: Mapping[str, str] | None = None, deadline_ns: int = 0
@@ -168,10 +168,10 @@ class Services:
 
 def request(array: Array = ROW, name: str = "x", datatype: str = "FP32", **members: Any) -> Any:
     """Make a ModelInferRequest with one raw input."""
-    made = pb.ModelInferRequest(**({"model_name": "m"} | members))
-    made.inputs.add(name=name, datatype=datatype, shape=array.shape)
-    made.raw_input_contents.append(array.tobytes())
-    return made
+    message = pb.ModelInferRequest(**({"model_name": "m"} | members))
+    message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+    message.raw_input_contents.append(array.tobytes())
+    return message
 
 
 def answer(call: FakeCall, position: int = 0) -> Any:

@@ -20,15 +20,15 @@ class FakeControl:
     """A ModelControl that records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         if name == "broken":
             raise InferError(Code.INTERNAL, "failed to load 'broken', failed to poll from model repository")
-        self.asked.append((name, config, files))
+        self.requests.append((name, config, files))
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        self.asked.append((name, dependents))
+        self.requests.append((name, dependents))
 
     async def index(self, ready: bool = False) -> list[dict[str, str]]:
         return [{"name": "only"}] if ready else [{"name": "m", "version": "1", "state": "READY"}, {"name": "n"}]
@@ -38,13 +38,13 @@ class FakeRegions:
     """Regions of either kind."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
-    def register(self, *asked: Any) -> None:
-        self.asked.append(asked)
+    def register(self, *arguments: Any) -> None:
+        self.requests.append(arguments)
 
     def unregister(self, name: str = "") -> None:
-        self.asked.append(name)
+        self.requests.append(name)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         if name == "no":
@@ -61,24 +61,24 @@ class FakeSettings:
     """Trace settings and logging settings at once."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def read(self, model: str = "") -> Any:
         return {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": [model or "all"]}
 
     def update(self, model: str, changes: Mapping[str, Any]) -> None:
-        self.asked.append((model, dict(changes)))
+        self.requests.append((model, dict(changes)))
 
 
 class FakeLogs:
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def read(self) -> dict[str, bool | int | str]:
         return {"log_info": True, "log_verbose_level": 3, "log_format": "default"}
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        self.asked.append(dict(changes))
+        self.requests.append(dict(changes))
 
 
 async def ask(services: Services, name: str, message: Any) -> FakeCall:
@@ -170,12 +170,12 @@ def test_an_unknown_model_is_not_found(name: str) -> None:
 def test_model_statistics_have_every_member() -> None:
     services = Services(fake_model(version=1), fake_model(version=2))
 
-    def told(**asked: str) -> Any:
-        call = asyncio.run(ask(services, "ModelStatistics", pb.ModelStatisticsRequest(**asked)))
+    def statistics_of(**members: str) -> Any:
+        call = asyncio.run(ask(services, "ModelStatistics", pb.ModelStatisticsRequest(**members)))
         return pb.ModelStatisticsResponse.FromString(call.sent[0]).model_stats
 
-    assert len(told()) == 2
-    (one,) = told(name="m", version="2")
+    assert len(statistics_of()) == 2
+    (one,) = statistics_of(name="m", version="2")
     assert (one.name, one.version) == ("m", "2")
     assert one.inference_stats.HasField("cache_hit")
     unknown = refused("ModelStatistics", pb.ModelStatisticsRequest(name="x"))
@@ -229,7 +229,7 @@ def test_load_and_unload_pass_their_parameters_to_model_control() -> None:
         )
         unloaded = await ask(services, "RepositoryModelUnload", unloading)
         assert (loaded.status, unloaded.status) == (Status.OK, Status.OK)
-        assert control.asked == [("m", "{}", {"1/model.onnx": b"\0"}), ("m", True)]
+        assert control.requests == [("m", "{}", {"1/model.onnx": b"\0"}), ("m", True)]
 
     asyncio.run(main())
 
@@ -246,12 +246,12 @@ def test_load_and_unload_pass_their_parameters_to_model_control() -> None:
 )
 def test_invalid_parameters_of_load_and_unload_are_rejected(name: str, key: str, value: Any, text: str) -> None:
     kind = getattr(pb, f"RepositoryModel{name}Request")
-    status, said = refused(
+    status, message = refused(
         f"RepositoryModel{name}", kind(model_name="m", parameters={key: value}), control=FakeControl()
     )
 
     assert status is Status.INVALID_ARGUMENT
-    assert text in said
+    assert text in message
 
 
 def test_the_reason_of_a_failed_load_is_returned() -> None:
@@ -270,8 +270,8 @@ def test_shared_memory_calls_are_passed_to_the_regions() -> None:
     services.ask("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="g", raw_handle=b"h", byte_size=5))
     services.ask("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest())
 
-    assert system.asked == [("r", "/k", 0, 5), "r"]
-    assert cuda.asked == [("g", b"h", 0, 5), ""]
+    assert system.requests == [("r", "/k", 0, 5), "r"]
+    assert cuda.requests == [("g", b"h", 0, 5), ""]
     regions = services.ask("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest()).regions
     assert (regions["r"].key, regions["r"].byte_size) == ("/k", 2**40)
     regions = services.ask("CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest()).regions
@@ -287,13 +287,13 @@ def test_trace_and_log_settings_are_returned_and_changed() -> None:
         model_name="m", settings={"trace_rate": {"value": ["5"]}, "trace_level": {"value": []}}
     )
     settings = services.ask("TraceSetting", changes).settings
-    assert traces.asked == [("m", {"trace_rate": ["5"], "trace_level": None})]
+    assert traces.requests == [("m", {"trace_rate": ["5"], "trace_level": None})]
     assert list(settings["trace_level"].value) == ["TIMESTAMPS", "TENSORS"]
     assert list(services.ask("TraceSetting", pb.TraceSettingRequest()).settings["trace_rate"].value) == ["all"]
 
-    wanted = {"log_info": {"bool_param": False}, "log_verbose_level": {"uint32_param": 1}}
-    found = services.ask("LogSettings", pb.LogSettingsRequest(settings=wanted)).settings
-    assert logs.asked == [{"log_info": False, "log_verbose_level": 1}]
+    log_settings = {"log_info": {"bool_param": False}, "log_verbose_level": {"uint32_param": 1}}
+    found = services.ask("LogSettings", pb.LogSettingsRequest(settings=log_settings)).settings
+    assert logs.requests == [{"log_info": False, "log_verbose_level": 1}]
     assert (found["log_info"].bool_param, found["log_verbose_level"].uint32_param) == (True, 3)
     assert found["log_format"].string_param == "default"
     status, text = refused("LogSettings", pb.LogSettingsRequest(settings={"log_info": {}}), logs=logs)
@@ -324,7 +324,7 @@ def test_a_load_continues_after_its_client_has_disconnected() -> None:
         call = Services(control=control).call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="m"))
         call.lose()
         await settled()
-        assert control.asked == [("m", None, {})]
+        assert control.requests == [("m", None, {})]
 
     asyncio.run(main())
 
@@ -355,6 +355,6 @@ def test_a_load_message_may_be_large_but_may_not_have_too_many_fields() -> None:
         assert (call.status, call.text) == (
             Status.INVALID_ARGUMENT, "RepositoryModelLoadRequest has more than 65536 fields"
         )  # fmt: skip
-        assert len(control.asked) == 1
+        assert len(control.requests) == 1
 
     asyncio.run(main())

@@ -89,10 +89,10 @@ def test_typed_contents_of_every_datatype_are_decoded(datatype: str) -> None:
 def test_typed_contents_that_do_not_fit_are_rejected(message: Any, text: str) -> None:
     model = model_of(TensorSpec("x", message.inputs[0].datatype, (-1, 2)))
 
-    code, said = refused(message, model)
+    code, error = refused(message, model)
     assert code is Code.INVALID
-    assert said.startswith("[request id: <id_unknown>] ")
-    assert text in said
+    assert error.startswith("[request id: <id_unknown>] ")
+    assert text in error
 
 
 def test_typed_contents_beside_raw_data_are_rejected() -> None:
@@ -145,9 +145,9 @@ def test_an_invalid_message_is_rejected(change: Any, text: str) -> None:
     message = request()
     change(message)
 
-    code, said = refused(message)
+    code, error = refused(message)
     assert code is Code.INVALID
-    assert text in said
+    assert text in error
 
 
 def test_shared_memory_is_unsupported_without_regions() -> None:

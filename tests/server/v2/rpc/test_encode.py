@@ -32,14 +32,14 @@ SHAPES = st.sampled_from([(1, 3), (0, 4), (2, 0), (3, 1), (200, 130)])
 IDS = st.sampled_from(["", "7", "ü" * 63, "x" * 127, "x" * 128, "x" * 5000])
 
 
-def made(shape: tuple[int, ...], datatype: str) -> Array:
+def array_of(shape: tuple[int, ...], datatype: str) -> Array:
     dtype = {"FP32": np.float32, "BOOL": np.bool_, "INT64": np.int64}[datatype]
     return np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype)
 
 
-def expected(wanted: tuple[int, ...], arrays: list[Array], request_id: str, *, final: bool) -> Any:
+def expected(positions: tuple[int, ...], arrays: list[Array], request_id: str, *, final: bool) -> Any:
     answer = pb.ModelInferResponse(model_name="m", model_version="12", id=request_id)
-    for position, array in zip(wanted, arrays, strict=True):
+    for position, array in zip(positions, arrays, strict=True):
         name, datatype = NAMES[position]
         answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
         answer.raw_output_contents.append(array.tobytes())
@@ -54,15 +54,15 @@ def test_plain_answers_have_the_bytes_that_protobuf_writes(
 ) -> None:
     encoder = RpcEncoder("m", "12", SIGNATURE)
     for order, count, shape, request_id, final in (*sent, *sent):
-        wanted = tuple(order[:count])
-        arrays = [made(shape, NAMES[position][1]) for position in wanted]
-        written = encoder.encode_plain(wanted, arrays, encode_id_and_mark(request_id, FINAL if final else b""))
-        assert written == expected(wanted, arrays, request_id, final=final).SerializeToString(deterministic=True)
+        positions = tuple(order[:count])
+        arrays = [array_of(shape, NAMES[position][1]) for position in positions]
+        written = encoder.encode_plain(positions, arrays, encode_id_and_mark(request_id, FINAL if final else b""))
+        assert written == expected(positions, arrays, request_id, final=final).SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("columns", [4, 40_000])
 def test_a_noncontiguous_array_is_written_row_by_row(columns: int) -> None:
-    array = made((columns, 2), "FP32").T
+    array = array_of((columns, 2), "FP32").T
     answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).encode_plain((0,), [array]))
 
     assert answer.raw_output_contents[0] == array.tobytes()
@@ -110,14 +110,14 @@ def test_many_classes_are_encoded_on_a_thread(shape: tuple[int, ...], count: int
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_an_answer_is_left_to_a_thread_from_a_total_size_on(outputs: int) -> None:
-    wanted, flags = (1, 0)[:outputs], np.zeros((1, LARGE_BYTES - 4 * (outputs - 1)), np.bool_)
+    positions, flags = (1, 0)[:outputs], np.zeros((1, LARGE_BYTES - 4 * (outputs - 1)), np.bool_)
     arrays = [flags, np.zeros((1, 1), np.float32)][:outputs]
     encoder = RpcEncoder("m", "12", SIGNATURE)
     with pytest.raises(LargeAnswer) as large:
-        encoder.encode_plain(wanted, arrays)
+        encoder.encode_plain(positions, arrays)
     arrays[0] = flags[:, 1:]
 
     assert len(large.value.encode()) > LARGE_BYTES
-    assert pb.ModelInferResponse.FromString(bytes(encoder.encode_plain(wanted, arrays))) == expected(
-        wanted, arrays, "", final=False
+    assert pb.ModelInferResponse.FromString(bytes(encoder.encode_plain(positions, arrays))) == expected(
+        positions, arrays, "", final=False
     )

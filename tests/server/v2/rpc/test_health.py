@@ -19,11 +19,11 @@ REFLECTIONS = ["grpc.reflection.v1", "grpc.reflection.v1alpha"]
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
-def asked(service: str) -> bytes:
+def check_request(service: str) -> bytes:
     return bytes(message_class("grpc.health.v1.HealthCheckRequest")(service=service).SerializeToString())
 
 
-def said(call: FakeCall) -> list[int]:
+def statuses_of(call: FakeCall) -> list[int]:
     kind = message_class("grpc.health.v1.HealthCheckResponse")
     return [kind.FromString(message).status for message in call.sent]
 
@@ -31,31 +31,31 @@ def said(call: FakeCall) -> list[int]:
 @pytest.mark.parametrize("service", SERVICES)
 def test_check_reports_whether_the_server_is_ready(service: str) -> None:
     services = Services()
-    assert said(services.call("/grpc.health.v1.Health/Check", asked(service))) == [SERVING]
+    assert statuses_of(services.call("/grpc.health.v1.Health/Check", check_request(service))) == [SERVING]
     services.repository.is_ready = False
-    assert said(services.call("/grpc.health.v1.Health/Check", asked(service))) == [NOT_SERVING]
+    assert statuses_of(services.call("/grpc.health.v1.Health/Check", check_request(service))) == [NOT_SERVING]
 
 
 def test_check_of_an_unknown_service_is_not_found() -> None:
-    assert Services().call("/grpc.health.v1.Health/Check", asked("other")).status is Status.NOT_FOUND
+    assert Services().call("/grpc.health.v1.Health/Check", check_request("other")).status is Status.NOT_FOUND
 
 
 def test_watch_reports_changes_and_ends_when_the_server_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
-        watch = services.call("/grpc.health.v1.Health/Watch", asked(""))
-        gone = services.call("/grpc.health.v1.Health/Watch", asked(""))
-        unknown = services.call("/grpc.health.v1.Health/Watch", asked("other"))
-        assert said(watch) == [SERVING]
-        gone.lose()
+        watch = services.call("/grpc.health.v1.Health/Watch", check_request(""))
+        lost = services.call("/grpc.health.v1.Health/Watch", check_request(""))
+        unknown = services.call("/grpc.health.v1.Health/Watch", check_request("other"))
+        assert statuses_of(watch) == [SERVING]
+        lost.lose()
         for ready in (True, False, False, True):
             services.repository.is_ready = ready
             await turns()
         services.health.draining = True
         await turns()
-        assert said(watch) == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
-        assert (said(gone), said(unknown)) == ([SERVING], [SERVICE_UNKNOWN])
+        assert statuses_of(watch) == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
+        assert (statuses_of(lost), statuses_of(unknown)) == ([SERVING], [SERVICE_UNKNOWN])
         assert (watch.status, unknown.status) == (Status.UNAVAILABLE, Status.UNAVAILABLE)
 
     asyncio.run(main())
@@ -66,21 +66,21 @@ def test_readiness_is_evaluated_once_per_tick_for_any_number_of_watches(monkeypa
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
         for _ in range(20):
-            services.call("/grpc.health.v1.Health/Watch", asked(""))
-        asked_for: list[int] = []
+            services.call("/grpc.health.v1.Health/Watch", check_request(""))
+        calls: list[int] = []
 
         def ready() -> bool:
-            asked_for.append(1)
+            calls.append(1)
             return True
 
         monkeypatch.setattr(services.health, "ready", ready)
         await turns()
-        beats = len(asked_for)
+        beats = len(calls)
         monkeypatch.setattr(services.health, "ready", lambda: False)
-        late = services.call("/grpc.health.v1.Health/Watch", asked(""))
+        late = services.call("/grpc.health.v1.Health/Watch", check_request(""))
 
         assert 0 < beats <= 20
-        assert said(late) == [NOT_SERVING]
+        assert statuses_of(late) == [NOT_SERVING]
         services.health.draining = True
         await turns()
 
@@ -89,19 +89,19 @@ def test_readiness_is_evaluated_once_per_tick_for_any_number_of_watches(monkeypa
 
 def test_notifying_many_listeners_yields_to_the_event_loop() -> None:
     async def main() -> None:
-        beats, heard = ticker.Ticker(), list[int]()
-        listeners: list[Any] = [partial(heard.append, number) for number in range(5000)]
+        beats, notified = ticker.Ticker(), list[int]()
+        listeners: list[Any] = [partial(notified.append, number) for number in range(5000)]
         for listener in listeners:
             beats.add(listener)
         beats.tick()
-        at_once = len(heard)
+        at_once = len(notified)
         beats.remove(listeners[-1])
         await turns()
         for listener in listeners:
             beats.remove(listener)
 
         assert 0 < at_once < 1000
-        assert heard == list(range(4999))
+        assert notified == list(range(4999))
 
     asyncio.run(main())
 
@@ -109,17 +109,17 @@ def test_notifying_many_listeners_yields_to_the_event_loop() -> None:
 def test_a_ticker_without_listeners_has_no_timer() -> None:
     async def main() -> None:
         beats = ticker.Ticker()
-        heard: list[int] = []
+        notified: list[int] = []
 
         def listener() -> None:
-            heard.append(1)
+            notified.append(1)
 
         beats.add(listener)
         beats.tick()
         beats.remove(listener)
         beats.remove(listener)
         beats.tick()
-        assert (heard, len(beats), beats._timer) == ([1], 0, None)
+        assert (notified, len(beats), beats._timer) == ([1], 0, None)
 
     asyncio.run(main())
 

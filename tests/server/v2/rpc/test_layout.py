@@ -58,31 +58,31 @@ def facts(request: InferRequest, options: Options) -> Any:
 def tensors(draw: Any, rows: int) -> list[tuple[str, str, tuple[int, ...], bytes]]:
     width = draw(st.integers(0, 3))
     values = draw(st.lists(st.integers(0, 255), min_size=4 * rows * width, max_size=4 * rows * width))
-    made = [("a", "FP32", (rows, width), bytes(values))]
+    entries = [("a", "FP32", (rows, width), bytes(values))]
     if draw(st.booleans()):
         words = draw(st.lists(st.binary(max_size=3), min_size=rows, max_size=rows))
         raw = b"".join(len(word).to_bytes(4, "little") + word for word in words)
-        made.append(("b", "BYTES", (rows, 1), raw))
+        entries.append(("b", "BYTES", (rows, 1), raw))
     if draw(st.booleans()):
-        made.append(
+        entries.append(
             ("c", "BOOL", (rows, 2), bytes(draw(st.lists(st.integers(0, 2), min_size=2 * rows, max_size=2 * rows))))
         )
-    return draw(st.permutations(made))  # type: ignore[no-any-return]
+    return draw(st.permutations(entries))  # type: ignore[no-any-return]
 
 
 @st.composite
 def messages(draw: Any) -> bytes:
     """Draw a message that is likely to resemble an earlier one."""
-    made = pb.ModelInferRequest(model_name="m", model_version=draw(st.sampled_from(["", "1"])))
-    made.id = draw(st.sampled_from(["", "1", "22", "ü"]))
+    message = pb.ModelInferRequest(model_name="m", model_version=draw(st.sampled_from(["", "1"])))
+    message.id = draw(st.sampled_from(["", "1", "22", "ü"]))
     for name, datatype, shape, raw in tensors(draw, draw(st.integers(1, 2))):
-        made.inputs.add(name=name, datatype=datatype, shape=shape)
-        made.raw_input_contents.append(raw)
+        message.inputs.add(name=name, datatype=datatype, shape=shape)
+        message.raw_input_contents.append(raw)
     if draw(st.booleans()):
-        made.outputs.add(name=draw(st.sampled_from("yz")))
+        message.outputs.add(name=draw(st.sampled_from("yz")))
     if draw(st.booleans()):
-        made.parameters["timeout"].int64_param = draw(st.integers(0, 3))
-    return bytes(made.SerializeToString())
+        message.parameters["timeout"].int64_param = draw(st.integers(0, 3))
+    return bytes(message.SerializeToString())
 
 
 EXTRAS = [
@@ -127,14 +127,14 @@ def test_a_cached_layout_decodes_like_decoding_in_full(
 def test_a_request_that_differs_only_in_id_and_values_matches_the_cached_layout(count: int) -> None:
     model = fake_model(signature=MIXED)
     layouts = RpcLayouts()
-    made = request(ROW, "a", id="first")
+    message = request(ROW, "a", id="first")
     if count == 2:
-        made.inputs.add(name="c", datatype="BOOL", shape=[1, 2])
-        made.raw_input_contents.append(b"\1\0")
-    remembered(layouts, model, made.SerializeToString())
-    made.id, made.raw_input_contents[0] = "", (ROW * 2).tobytes()
+        message.inputs.add(name="c", datatype="BOOL", shape=[1, 2])
+        message.raw_input_contents.append(b"\1\0")
+    remembered(layouts, model, message.SerializeToString())
+    message.id, message.raw_input_contents[0] = "", (ROW * 2).tobytes()
 
-    hit = found(layouts, model, made.SerializeToString())
+    hit = found(layouts, model, message.SerializeToString())
     assert hit is not None
     assert hit[0].inputs[0] is not None
     assert hit[0].inputs[0].tolist() == (ROW * 2).tolist()
@@ -174,8 +174,8 @@ def test_the_layout_cache_is_bounded() -> None:
 
 @pytest.mark.parametrize("version", ["", "1", "v" * 127])
 def test_model_name_and_version_are_encoded_as_protobuf_encodes_them(version: str) -> None:
-    made = pb.ModelInferRequest(model_name="m", model_version=version)
+    message = pb.ModelInferRequest(model_name="m", model_version=version)
 
-    assert encode_names(made) == made.SerializeToString()
-    assert read_head(request(model_version=version).SerializeToString())[0] == len(encode_names(made))
+    assert encode_names(message) == message.SerializeToString()
+    assert read_head(request(model_version=version).SerializeToString())[0] == len(encode_names(message))
     assert encode_names(pb.ModelInferRequest(model_name="m" * 128)) == b""

@@ -189,12 +189,12 @@ def test_the_layouts_of_a_model_are_discarded_when_the_model_is_replaced() -> No
 def test_a_message_with_two_model_names_does_not_misroute_later_messages(extra: bytes) -> None:
     services = Services(fake_model("m"), fake_model("n"), fake_model("m", 2))
     services.engine.loaded.sort(key=lambda model: -int(model.version))
-    plain = {(name, version): request(model_name=name, model_version=version) for name, version in NAMES}
+    messages = {(name, version): request(model_name=name, model_version=version) for name, version in NAMES}
     raw = field(7, ROW.tobytes())
-    for (name, version), message in plain.items():
-        whole = message.SerializeToString()
-        for at in (len(whole) - len(raw), len(whole)):
-            services.call("ModelInfer", whole[:at] + extra + whole[at:])
+    for (name, version), message in messages.items():
+        serialized = message.SerializeToString()
+        for at in (len(serialized) - len(raw), len(serialized)):
+            services.call("ModelInfer", serialized[:at] + extra + serialized[at:])
             services.call("ModelInfer", request(model_name="n"))
             services.engine.held.clear()
             for _ in range(2):
@@ -312,8 +312,8 @@ def test_an_output_added_by_a_hook_is_returned_unless_the_call_names_other_outpu
         named.outputs.add(name="y")
         calls = [services.call("ModelInfer", each) for each in (unnamed, named)]
         await settled()
-        told = [[output.name for output in answer(call).outputs] for call in calls]
-        assert told == [["y", "label"], ["y"]]
+        output_names = [[output.name for output in answer(call).outputs] for call in calls]
+        assert output_names == [["y", "label"], ["y"]]
 
     asyncio.run(main())
 
@@ -371,9 +371,9 @@ def test_a_finished_call_is_freed_without_garbage_collection(ending: str) -> Non
             services.engine.fail(InferError(Code.EXPIRED, "Request timeout expired"))
         elif ending == "refused":
             call.on_cancel = services.engine.failure = None  # as the lane does; the error has the frames
-        gone = weakref.ref(call)
+        call_ref = weakref.ref(call)
         del call
-        assert gone() is None
+        assert call_ref() is None
     finally:
         gc.enable()
 

@@ -30,14 +30,14 @@ class Yielding(FakeHooks):
         self.decoupled = self._answers
         self.puts: asyncio.Queue[Any] = asyncio.Queue()
         self.begun = 0
-        self.taken = 0
+        self.message_count = 0
         self.closed = 0
 
     async def _answers(self, inputs: Mapping[str, Array]) -> AsyncGenerator[Answer, None]:
         self.begun += 1
         try:
             while (put := await self.puts.get()) is not None:
-                self.taken += 1
+                self.message_count += 1
                 if isinstance(put, RuntimeError):
                     raise InferError(Code.INVALID, str(put))
                 if isinstance(put, InferError):
@@ -155,7 +155,7 @@ def test_the_next_answer_waits_until_the_client_has_read() -> None:
         scene.call.writable = False
         scene.hooks.put(*[row(number) for number in range(5)])
         await turns()
-        assert (scene.call.sent, scene.hooks.taken) == ([], 1)
+        assert (scene.call.sent, scene.hooks.message_count) == ([], 1)
         scene.call.writable = True
         scene.call.reads.set()
         assert [each[2] for each in await scene.has_sent(5)] == [0, 1, 2, 3, 4]
@@ -172,7 +172,7 @@ def test_no_request_is_started_while_the_client_does_not_read() -> None:
         scene.hooks.put(row(1), None)
         scene.ask("a")
         await turns()
-        assert scene.hooks.taken == 0
+        assert scene.hooks.message_count == 0
         scene.call.writable = True
         scene.call.reads.set()
         assert [each[2] for each in await scene.has_sent(1)] == [1]

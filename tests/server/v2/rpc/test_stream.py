@@ -144,10 +144,10 @@ def test_large_messages_and_requests_with_hooks_are_answered_in_their_turn() -> 
     async def main() -> None:
         services = Services(hooks=FakeHooks(post))
         call, reader = services.open()
-        plain = request(id="plain", parameters={"hooks": {"bool_param": False}})
+        message = request(id="plain", parameters={"hooks": {"bool_param": False}})
         reader.on_message(request(id="hooked").SerializeToString())
         reader.on_message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
-        reader.on_message(plain.SerializeToString())
+        reader.on_message(message.SerializeToString())
         services.engine.let_go()
         reader.on_half_close()
         await settled()
@@ -239,9 +239,9 @@ def test_a_finished_stream_is_freed_without_garbage_collection(ending: str) -> N
                 call.lose()
                 services.engine.held.clear()
                 services.engine.cancelled.clear()
-            gone = weakref.ref(call)
+            call_ref = weakref.ref(call)
             del call, reader
-            assert gone() is None
+            assert call_ref() is None
         finally:
             gc.enable()
 
@@ -250,7 +250,7 @@ def test_a_finished_stream_is_freed_without_garbage_collection(ending: str) -> N
 
 def test_a_stream_that_is_lost_during_hooks_is_freed_without_garbage_collection() -> None:
     class Waiting(FakeHooks):
-        async def infer(self, *asked: object) -> dict[str, Array]:
+        async def infer(self, *arguments: object) -> dict[str, Array]:
             await asyncio.Event().wait()
             return {}
 
@@ -264,9 +264,9 @@ def test_a_stream_that_is_lost_during_hooks_is_freed_without_garbage_collection(
             await turns()
             call.lose()
             await settled()
-            gone = weakref.ref(call)
+            call_ref = weakref.ref(call)
             del call, reader
-            assert gone() is None
+            assert call_ref() is None
         finally:
             gc.enable()
 

@@ -14,9 +14,9 @@ class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
-            left = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            right = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
-            total = pb_utils.Tensor("OUTPUT0", (left + right).astype(self.types[0]))
-            difference = pb_utils.Tensor("OUTPUT1", (left - right).astype(self.types[1]))
+            input0 = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            input1 = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            total = pb_utils.Tensor("OUTPUT0", (input0 + input1).astype(self.types[0]))
+            difference = pb_utils.Tensor("OUTPUT1", (input0 - input1).astype(self.types[1]))
             responses.append(pb_utils.InferenceResponse(output_tensors=[total, difference]))
         return responses

@@ -10,10 +10,10 @@ class TritonPythonModel:
     async def execute(self, requests):
         responses = []
         for request in requests:
-            asked = pb_utils.InferenceRequest(
+            call = pb_utils.InferenceRequest(
                 model_name="identity", requested_output_names=["OUT"], inputs=request.inputs()
             )
-            answers = await asyncio.gather(*[asked.async_exec() for _ in range(3)])
+            answers = await asyncio.gather(*[call.async_exec() for _ in range(3)])
             total = sum(pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy() for answer in answers)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.asarray(total))]))
         return responses

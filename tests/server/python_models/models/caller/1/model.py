@@ -19,16 +19,16 @@ class TritonPythonModel:
         return [self.one(request) for request in requests]
 
     def one(self, request):
-        said = json.loads(request.parameters())
-        if said["do"] == "early":
+        parameters = json.loads(request.parameters())
+        if parameters["do"] == "early":
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(self.too_early))
-        asked = pb_utils.InferenceRequest(
-            request_id=request.request_id(), model_name=said["model"], requested_output_names=["OUT"],
-            inputs=request.inputs(), correlation_id=request.correlation_id(), flags=request.flags(), timeout=said.get("within_us", 5_000_000),
+        call = pb_utils.InferenceRequest(
+            request_id=request.request_id(), model_name=parameters["model"], requested_output_names=["OUT"],
+            inputs=request.inputs(), correlation_id=request.correlation_id(), flags=request.flags(), timeout=parameters.get("within_us", 5_000_000),
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU), trace=request.trace(),
             parameters={"from": "caller"},
         )  # fmt: skip
-        return self.answer(getattr(self, said["do"])(asked))
+        return self.answer(getattr(self, parameters["do"])(call))
 
     def answer(self, responses):
         tensors = []
@@ -46,39 +46,39 @@ class TritonPythonModel:
     def of_mine(self, response):
         return response.error().message() == "given up"
 
-    def exec(self, asked):
-        return [asked.exec()]
+    def exec(self, call):
+        return [call.exec()]
 
-    def threads(self, asked):
+    def threads(self, call):
         responses = []
-        threads = [threading.Thread(target=lambda: responses.append(asked.exec())) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: responses.append(call.exec())) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         return responses
 
-    def streamed(self, asked):
-        responses = asked.exec(decoupled=True)
+    def streamed(self, call):
+        responses = call.exec(decoupled=True)
         first = list(responses)
         assert [id(response) for response in responses] == [id(response) for response in first]
         return first
 
-    def first_only(self, asked):
-        return [next(iter(asked.exec(decoupled=True)))]
+    def first_only(self, call):
+        return [next(iter(call.exec(decoupled=True)))]
 
-    def given_up(self, asked):
+    def given_up(self, call):
         async def both():
-            awaited = asked.async_exec()
+            awaited = call.async_exec()
             awaited.cancel()
             await asyncio.wait([awaited])
 
         asyncio.run(both())
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("given up"))]
 
-    def gathered(self, asked):
+    def gathered(self, call):
         async def both():
-            one, several = await asyncio.gather(asked.async_exec(), asked.async_exec(decoupled=True))
+            one, several = await asyncio.gather(call.async_exec(), call.async_exec(decoupled=True))
             return [one, *several]
 
         return asyncio.run(both())

@@ -13,7 +13,7 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             asks = bool(request.inputs()[0].as_numpy()[0])
-            run = self.tell if asks else self.wait
+            run = self.report if asks else self.wait
             threading.Thread(target=run, args=(request.get_response_sender(),)).start()
 
     def wait(self, sender):
@@ -24,7 +24,7 @@ class TritonPythonModel:
         self.cancelled.set()
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def tell(self, sender):
+    def report(self, sender):
         sender.send(answer(self.cancelled.wait(30)), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 

@@ -9,7 +9,7 @@ class TritonPythonModel:
         self.family = pb_utils.MetricFamily(
             name="requests_seen", description="Requests that the model has seen", kind=pb_utils.MetricFamily.COUNTER
         )
-        self.seen = self.family.Metric(labels={"model": args["model_name"]})
+        self.requests_seen = self.family.Metric(labels={"model": args["model_name"]})
         self.sizes = pb_utils.MetricFamily(
             name="request_size", description="Elements of a request", kind=pb_utils.MetricFamily.HISTOGRAM
         )
@@ -22,7 +22,7 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             size = request.inputs()[0].as_numpy().size
-            self.seen.increment(1)
+            self.requests_seen.increment(1)
             self.size.observe(size)
             self.last.set(size)
             self.last.increment(-1)
@@ -30,6 +30,6 @@ class TritonPythonModel:
             logger.log("with a warning", logger.WARNING)
             logger.log_verbose("and much more")
             logger.log_error("and an error")
-            counted = np.array([self.seen.value(), self.last.value()])
+            counted = np.array([self.requests_seen.value(), self.last.value()])
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("COUNTED", counted)]))
         return responses

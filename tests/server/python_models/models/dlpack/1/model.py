@@ -7,8 +7,8 @@ class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
-            given = pb_utils.get_input_tensor_by_name(request, "IN")
-            through = pb_utils.Tensor.from_dlpack("OUT", given)
-            again = pb_utils.Tensor.from_dlpack("AGAIN", given.to_dlpack())
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+            through = pb_utils.Tensor.from_dlpack("OUT", tensor)
+            again = pb_utils.Tensor.from_dlpack("AGAIN", tensor.to_dlpack())
             responses.append(pb_utils.InferenceResponse(output_tensors=[through, again]))
         return responses

@@ -13,13 +13,13 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             number = request.correlation_id()
-            left = self.senders[number][1] if number in self.senders else int(request.inputs()[0].as_numpy()[0])
+            remaining = self.senders[number][1] if number in self.senders else int(request.inputs()[0].as_numpy()[0])
             sender = self.senders[number][0] if number in self.senders else request.get_response_sender()
             if "keeps" not in request.parameters():
                 sender = request.get_response_sender()
-            self.senders[number] = sender, left - 1
+            self.senders[number] = sender, remaining - 1
             request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-            answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([left]))])
-            sender.send(answer, flags=0 if left > 1 else FINAL)
+            answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([remaining]))])
+            sender.send(answer, flags=0 if remaining > 1 else FINAL)
             if "keeps" not in request.parameters():
-                self.senders[number] = None, left - 1
+                self.senders[number] = None, remaining - 1

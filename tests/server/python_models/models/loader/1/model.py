@@ -13,13 +13,15 @@ class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
-            said = json.loads(request.parameters())
-            if said["do"] == "load":
+            parameters = json.loads(request.parameters())
+            if parameters["do"] == "load":
                 pb_utils.load_model(
-                    said["model"], said.get("config", ""), said.get("config") and {"file:1/weights": b"123"}
+                    parameters["model"],
+                    parameters.get("config", ""),
+                    parameters.get("config") and {"file:1/weights": b"123"},
                 )
-            elif said["do"] == "unload":
-                pb_utils.unload_model(model_name=said["model"], unload_dependents=True)
-            ready = pb_utils.is_model_ready(model_name=said["model"])
+            elif parameters["do"] == "unload":
+                pb_utils.unload_model(model_name=parameters["model"], unload_dependents=True)
+            ready = pb_utils.is_model_ready(model_name=parameters["model"])
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("READY", np.array([self.was_ready, ready]))]))
         return responses

@@ -8,15 +8,15 @@ class TritonPythonModel:
     def execute(self, requests):
         return [self.one(int(request.inputs()[0].as_numpy()[0])) for request in requests]
 
-    def one(self, left):
-        if left == 0:
+    def one(self, depth):
+        if depth == 0:
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([0], np.int32))])
-        asked = pb_utils.InferenceRequest(
+        call = pb_utils.InferenceRequest(
             model_name="recursive",
             requested_output_names=["OUT"],
-            inputs=[pb_utils.Tensor("IN", np.array([left - 1], np.int32))],
+            inputs=[pb_utils.Tensor("IN", np.array([depth - 1], np.int32))],
         )
-        answer = asked.exec()
+        answer = call.exec()
         if answer.has_error():
             raise pb_utils.TritonModelException(answer.error().message())
         steps = pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy() + 1

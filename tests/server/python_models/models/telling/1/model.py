@@ -13,7 +13,7 @@ class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
-            seen = {
+            properties = {
                 "id": request.request_id(),
                 "correlation": request.correlation_id(),
                 "flags": request.flags(),
@@ -31,7 +31,7 @@ class TritonPythonModel:
                 "dir": pb_utils.get_model_dir(),
                 "args": {key: self.args[key] for key in self.args if key != "model_config"},
             }
-            text = np.array([json.dumps(seen)], dtype=np.object_)
+            text = np.array([json.dumps(properties)], dtype=np.object_)
             responses.append(
                 pb_utils.InferenceResponse([pb_utils.Tensor("SEEN", text)], parameters={"seen": True, "count": 1})
             )
