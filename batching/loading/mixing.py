@@ -65,7 +65,7 @@ def find_mixing(model: Model, *, shares_scale: bool = False) -> str:
     Never raises: failures on random rows say nothing about requests.
     """
     signature = model.signature
-    if not (signature.batched and signature.inputs) or model.forms is not None:
+    if not (signature.batched and signature.inputs) or model.forms is not None or model.max_rows == 1:
         return ""
     if model.loop_binding is not None:
         return _examine(model, model.loop_binding, shares_scale)

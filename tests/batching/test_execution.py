@@ -124,6 +124,7 @@ class TestWrongOutputs:
             run(model, backend, *requests)
 
         text = f"model 'm': output 'sum' has {has} for a batch of 2"
+        text += "; set max_batch_size to 0 if its first axis is not the batch"
         assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
         assert [request.outputs for request in requests] == [None, None]
 

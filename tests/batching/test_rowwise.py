@@ -393,10 +393,10 @@ def test_a_model_that_fails_on_random_values_is_batched_and_the_log_says_what_is
 
 
 def test_a_model_with_a_batch_size_of_two_is_probed() -> None:
-    def function(inputs: list[Any]) -> list[Any]:
-        return [np.cumsum(inputs[0], axis=0)]
+    assert rows_of(lambda inputs: [np.cumsum(inputs[0], axis=0)], default_max_batch_rows=2) == 0
 
-    spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=BatchPolicy(default_max_batch_rows=2))
-    model = _opened(spec, FakeBackend(Signature((x(-1, 4),), (y(-1, 4),)), function))
-    close_model(model)
-    assert model.spec.policy.max_batch_rows == 0
+
+def test_a_model_with_a_batch_size_of_one_need_not_be_probed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "penstock.batching"):
+        assert rows_of(list, default_max_batch_rows=1) == 1
+    assert not caplog.messages
