@@ -24,6 +24,9 @@ MAX_MARGIN_SHARE = 0.25
 PROBE_NS = 100_000_000
 """An idle server that predicts itself too slow for a target tries one request per this interval: the prediction may be
 wrong."""
+SATURATED_SHARE = 0.25
+"""A loop in which requests may have waited unread for this share of their target has no time to decode those that would
+be late even on an idle device."""
 _STEP_SHARE = 0.125
 _SMOOTHING = 16
 
@@ -130,12 +133,13 @@ class Promises:
             return
         arrived_ns = _arrived_ns(request)
         margin_ns = min(self.margin.ns, (target_ns - arrived_ns) * MAX_MARGIN_SHARE)
+        latest_ns = target_ns - margin_ns
         if start_ns <= now_ns:
             # it finds the device idle, and its batch is what waits now
             end_ns = start_ns + (self._costs.predict_ns(lane.key, lane.rows + request.rows) or 0)
-            margin_ns = 0
+            margin_ns, latest_ns = 0, _likely_target_ns(target_ns, arrived_ns, request.start_ns)
         request.promised_ns = int(end_ns)
-        if end_ns + margin_ns > target_ns and not (
+        if end_ns > latest_ns and not (
             start_ns <= now_ns and not lane.request_count and self._may_probe(now_ns)
         ):
             raise _late_error(end_ns + margin_ns, target_ns, arrived_ns)
@@ -143,8 +147,9 @@ class Promises:
     def late_error(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
         """Return the error of a one-row request that would miss its target, `target_ns` from arrival, in every Lane.
 
-        A request that would find the device idle is left to `check`. Computed once for all requests that arrived
-        together, until a Batch is taken: it took a fifth of the loop's time at twice the capacity.
+        A request that would find the device idle is left to `check`, unless the loop is saturated. Computed once for
+        all requests that arrived together, until a Batch is taken: it took a fifth of the loop's time at twice the
+        capacity.
         """
         if self._late_error is None or arrived_ns != self._late_error_arrived_ns:
             self._late_error, self._late_error_arrived_ns = (
@@ -165,10 +170,16 @@ class Promises:
         earliest_ns, total_ns = float("inf"), sum(backlogs_ns)
         for lane, backlog_ns in zip(lanes, backlogs_ns, strict=True):
             start_ns, end_ns = self._predict(lane, lane.rows + 1, now_ns, total_ns - backlog_ns)
+            if start_ns <= now_ns:
+                end_ns = now_ns + (self._costs.predict_ns(lane.key, lane.rows + 1) or 0)
+                likely_ns = _likely_target_ns(arrived_ns + target_ns, arrived_ns, now_ns)
+                may_be_in_time = end_ns <= likely_ns or not is_saturated(now_ns, arrived_ns, target_ns)
+                if may_be_in_time or self._is_probe_due(now_ns):
+                    return None
             earliest_ns = min(earliest_ns, end_ns)
-            if earliest_ns <= last_ns or start_ns <= now_ns:
+            if earliest_ns <= last_ns:
                 return None
-        return _late_error(earliest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
+        return _late_error(earliest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns) if lanes else None
 
     def _predict(self, lane: Lane, rows: int, now_ns: int, others_ns: float) -> tuple[float, float]:
         """Predict when a request starts to run and has run, after `others_ns` of work in other Lanes.
@@ -219,8 +230,11 @@ class Promises:
         last_ns = (self._costs.predict_ns(lane.key, rows) or 0) + self.gap_ns if rows or not batches else 0.0
         return batches * lane.full_batch_ns + min(last_ns, lane.full_batch_ns)
 
+    def _is_probe_due(self, now_ns: int) -> bool:
+        return now_ns >= self._last_probe_ns + PROBE_NS
+
     def _may_probe(self, now_ns: int) -> bool:
-        if now_ns < self._last_probe_ns + PROBE_NS:
+        if not self._is_probe_due(now_ns):
             return False
         self._last_probe_ns = now_ns
         return True
@@ -230,6 +244,23 @@ def _arrived_ns(request: InferRequest) -> int:
     """Return the time from which a target counts; one that only the request has counts from its acceptance."""
     arrived_ns: int = getattr(request, "arrived_ns", request.start_ns)
     return arrived_ns
+
+
+def is_saturated(now_ns: int, arrived_ns: int, target_ns: int) -> bool:
+    """Whether a request read now may have waited so long that the loop has no time to spare.
+
+    `target_ns` counts from arrival.
+    """
+    return now_ns - arrived_ns > SATURATED_SHARE * target_ns
+
+
+def _likely_target_ns(target_ns: int, arrived_ns: int, read_ns: int) -> int:
+    """Return the target of a request that has waited unread for half of the longest possible time.
+
+    Used on an idle device. By the longest time, a loop whose turns take longer than the target would reject all that it
+    reads, and be too busy rejecting to ever have shorter turns (docs/adr/0009).
+    """
+    return target_ns + (read_ns - arrived_ns) // 2
 
 
 def _late_error(end_ns: float, target_ns: int, arrived_ns: int) -> InferError:

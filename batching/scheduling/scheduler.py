@@ -15,7 +15,7 @@ from .deadlines import Deadlines
 from .lane import Lane
 from .levels import LevelLane, Levels
 from .ordering import Ordering
-from .promise import Promises
+from .promise import Promises, is_saturated
 from .queue_limits import QueueLimits
 from .sizing import Sizing
 
@@ -150,7 +150,9 @@ class Scheduler:
 
         As with `is_full`, before decoding. Always None with levels: the one of the request is not known by then.
         """
-        if not self.target_ns or not self.request_count or self.levels is not None:
+        if not self.target_ns or self.levels is not None:
+            return None
+        if not self.request_count and not is_saturated(now_ns, arrived_ns, self.target_ns):
             return None
         return self.promises.late_error(now_ns, arrived_ns, self.target_ns)
 

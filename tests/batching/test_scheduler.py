@@ -14,6 +14,7 @@ from penstock.batching.request import InferRequest, Key
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.curve import REVIEW_NS, TRUSTED_AFTER_RUNS
 from penstock.batching.scheduling.lane import PATIENCE_NS, Lane
+from penstock.batching.scheduling.promise import PROBE_NS
 from penstock.batching.scheduling.scheduler import MAX_IDLE_LANES, Scheduler
 from penstock.batching.scheduling.sizing import PROBE_ABOVE_EVERY, PROBE_BELOW_EVERY
 from penstock.batching.spec import BatchPolicy
@@ -877,6 +878,65 @@ class TestLateBeforeDecoding:
         flat(scheduler, 1_000_000)
 
         assert scheduler.late_error(1, 1) is None
+
+
+class TestSaturatedLoop:
+    """On an idle device, with requests that may have waited unread for up to `waited_ns`. A run takes 1 ms."""
+
+    NOW_NS = 1_000_000_000
+    TARGET_NS = 8_000_000
+
+    def scheduler(self, run_ns: int = 1_000_000) -> Scheduler:
+        """Make a Scheduler whose device is idle and has just been probed."""
+        scheduler = scheduler_of(latency_target_us=self.TARGET_NS // 1000)
+        flat(scheduler, run_ns)
+        self.arrive(scheduler, 1_000_000_000)
+        batch = scheduler.take(self.NOW_NS)
+        assert batch is not None
+        scheduler.record_ended(batch, self.NOW_NS)
+        return scheduler
+
+    def arrive(self, scheduler: Scheduler, waited_ns: int) -> None:
+        request = fake_request(MODEL)
+        request.start_ns = request.enqueued_ns = self.NOW_NS
+        request.arrived_ns = self.NOW_NS - waited_ns
+        request.target_ns = request.arrived_ns + self.TARGET_NS
+        scheduler.add(request)
+
+    @pytest.mark.parametrize("waited_ns", [0, 7_500_000, 13_900_000])
+    def test_a_request_that_is_in_time_if_it_has_waited_half_as_long_is_accepted(self, waited_ns: int) -> None:
+        scheduler = self.scheduler()
+
+        assert scheduler.late_error(self.NOW_NS, self.NOW_NS - waited_ns) is None
+        self.arrive(scheduler, waited_ns)
+
+    def test_a_request_that_is_late_if_it_has_waited_half_as_long_is_rejected_before_decoding(self) -> None:
+        scheduler, waited_ns = self.scheduler(), 14_100_000
+
+        assert scheduler.late_error(self.NOW_NS, self.NOW_NS - waited_ns) is not None
+        with pytest.raises(InferError, match="Exceeds latency target"):
+            self.arrive(scheduler, waited_ns)
+
+    def test_a_request_that_has_not_waited_is_decoded_since_another_key_may_be_faster(self) -> None:
+        scheduler = self.scheduler(run_ns=50_000_000)
+
+        assert scheduler.late_error(self.NOW_NS, self.NOW_NS - self.TARGET_NS // 4) is None
+
+    def test_a_rejection_names_the_model_s_target(self) -> None:
+        with pytest.raises(InferError, match=r"answered in 15\.1 ms, the target is 8 ms"):
+            self.arrive(self.scheduler(), 14_100_000)
+
+    def test_a_request_before_any_other_is_decoded(self) -> None:
+        scheduler = scheduler_of(latency_target_us=self.TARGET_NS // 1000)
+
+        assert scheduler.late_error(PROBE_NS - 1, PROBE_NS - 1 - 10 * self.TARGET_NS) is None
+
+    def test_a_probe_that_is_due_is_decoded(self) -> None:
+        scheduler, waited_ns = self.scheduler(), 1_000_000_000
+        later_ns = self.NOW_NS + PROBE_NS
+
+        assert scheduler.late_error(later_ns - 1, later_ns - 1 - waited_ns) is not None
+        assert scheduler.late_error(later_ns, later_ns - waited_ns) is None
 
 
 class TestHoldingOpenUnderATarget:
