@@ -23,17 +23,16 @@ _BODILESS = (204, 304)
 
 
 class AnsweringConnection(Connection):
-    """The answering side. `head` is that of the current request, or of the last one.
+    """The answering side.
 
     `_last_rejection` is the path of the last rejection with a Retry-After, and the time before which the client should
     not repeat it; `_delayed_answer` is a delayed rejection, as the arguments of `answer`.
     """
 
-    __slots__ = ("_delayed_answer", "_last_rejection", "_shared", "head")
+    __slots__ = ("_delayed_answer", "_last_rejection", "_shared")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.head: Head | None = None
         self._last_rejection: tuple[bytes, float] | None = None
         self._delayed_answer: tuple[int, Body, bytes, bytes] | None = None
         self._shared = self.shared  # looking it up on the class is slower

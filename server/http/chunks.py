@@ -33,6 +33,11 @@ class ChunkedBody:
         # not a bound method, which would keep this object and the body alive until a garbage collection
         self._state: Callable[[ChunkedBody, bytearray, int], int] = ChunkedBody._read_size
 
+    @property
+    def received_bytes(self) -> int:
+        """How much of the body has arrived."""
+        return self.size - self._remaining_bytes
+
     def feed(self, buffer: bytearray) -> int:
         """Decode from the front of `buffer`, a few lines at a time. Returns: the bytes consumed, 0 if more are needed.
 

@@ -54,20 +54,23 @@ class Connection(HttpToolsProtocol):
     """The state of one connection, and how it begins and ends.
 
     Invariants: `_state` says whose turn it is, and CLOSED is final. A connection is in `shared.connections` from
-    `connection_made` to `connection_lost`. The rest of the current body is in `_chunked`, or in `_remaining_bytes` if
-    that is None. `request`, `task` and `plan` belong to the Service, which cancels the first two in `abandon`.
+    `connection_made` to `connection_lost`. `head` is that of the current request, or of the last one. The rest of the
+    current body is in `_chunked`, or in `_remaining_bytes` if that is None; with a `_rejection`, the body is dropped.
+    `request`, `task` and `plan` belong to the Service, which cancels the first two in `abandon`.
     `_accepted_in_drain`: it was accepted while its port was draining, so no work is started for it.
     """
 
     __slots__ = (
         "_accepted_in_drain", "_buffer", "_chunked", "_half_closed", "_last_unsent_bytes", "_progressed",
-        "_remaining_bytes", "_service", "_stalled_s", "_state", "_yielding", "plan", "request", "task",
+        "_rejection", "_remaining_bytes", "_service", "_stalled_s", "_state", "_yielding", "head", "plan", "request",
+        "task",
     )  # fmt: skip
 
     shared: ClassVar[HttpShared]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.head: Head | None = None
         self.request: Any = None
         self.task: Cancellable | None = None
         self.plan: Any = None
@@ -77,6 +80,7 @@ class Connection(HttpToolsProtocol):
         self._buffer = bytearray()
         self._remaining_bytes = 0
         self._chunked: ChunkedBody | None = None
+        self._rejection: Any = None
         self._progressed = True
         self._stalled_s = 0.0
         self._last_unsent_bytes = 0
@@ -267,6 +271,11 @@ class Connection(HttpToolsProtocol):
         elif self._stalled_s > (limits.write_timeout_s if unsent else REJECTED_LINGER_S):
             self.transport.abort()
 
+    def reject_incomplete(self) -> None:
+        """Reject a request that is still arriving, to free its memory."""
+        text = f"incomplete requests exceed the {self.shared.limits.max_receive_bytes} bytes of"
+        self._reject(HttpError(503, f"{text} --http-receive-memory-bytes"))
+
     # -- state queries -----------------------------------------------------------------------------------------
 
     def _is_finished(self) -> bool:
@@ -278,6 +287,15 @@ class Connection(HttpToolsProtocol):
     def _awaits_answer(self) -> bool:
         """Whether a complete request is waiting for its answer."""
         return self._state in (ANSWERING, DELAYED) or (self._state == UVICORN and not self._is_receiving())
+
+    @property
+    def incomplete_bytes(self) -> int:
+        """How many bytes are held of a request that is still arriving."""
+        if not self._is_receiving() or self._rejection is not None:
+            return 0
+        if self._state == HEAD or self.head is None:
+            return len(self._buffer)
+        return self._chunked.received_bytes if self._chunked is not None else self.head.length - self._remaining_bytes
 
     def _is_receiving(self) -> bool:
         if self._state == UVICORN:

@@ -45,7 +45,7 @@ class FastLane(AnsweringConnection):
     """
 
     __slots__ = (
-        "_answered", "_body_buffer", "_direct_reader", "_head_bytes", "_heads", "_parts", "_processing", "_rejection",
+        "_answered", "_body_buffer", "_direct_reader", "_head_bytes", "_heads", "_parts", "_processing",
         "_scanned_bytes",
     )  # fmt: skip
 
@@ -57,7 +57,6 @@ class FastLane(AnsweringConnection):
         self._body_buffer: BodyBuffer | None = None
         self._direct_reader: DirectReader | None = None
         self._head_bytes = 0
-        self._rejection: Any = None
         self._processing = False
         self._answered = False
 
@@ -178,8 +177,7 @@ class FastLane(AnsweringConnection):
 
     def _begin_body(self, head: Head, head_bytes: int) -> None:
         """Start reading the body of a request."""
-        self.head = head
-        self._parts, self._body_buffer = [], None
+        self.head, self._parts, self._body_buffer = head, [], None
         self._remaining_bytes = head.length
         self._chunked = ChunkedBody(self.shared.limits) if head.length < 0 else None
         if head.route is None:
@@ -274,6 +272,10 @@ class FastLane(AnsweringConnection):
         if self._body_buffer is None and not (self._state == HEAD and self._buffer) and self._direct_reader is not None:
             self._direct_reader = None
             self.transport.set_protocol(self)
+
+    def _reject(self, error: HttpError) -> None:
+        self._body_buffer, self._parts, self._chunked = None, [], None
+        super()._reject(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Also release what was read."""

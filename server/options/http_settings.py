@@ -27,6 +27,10 @@ class HttpSettings:
         _LIMITS.max_body_bytes, "HTTP", "Maximum size of a request body, both as sent and after decompression.",
         unit="bytes", bounds=(1, 2**40),
     )  # fmt: skip
+    http_receive_memory_bytes: int = setting(
+        _LIMITS.max_receive_bytes, "HTTP", "Maximum memory, over all connections, for incomplete requests. Checked "
+        "every second: the largest are rejected.", unit="bytes", bounds=(1 << 16, 2**50),
+    )  # fmt: skip
     http_max_connections: int = setting(
         _LIMITS.max_connections, "HTTP", "Maximum number of open connections; further ones are rejected.",
         unit="connections", bounds=COUNT,
@@ -65,6 +69,7 @@ class HttpSettings:
         """Return the fast lane's limits."""
         return Limits(
             max_body_bytes=self.http_max_input_size,
+            max_receive_bytes=self.http_receive_memory_bytes,
             max_header_bytes=self.http_max_header_bytes,
             max_headers=self.http_max_headers,
             max_json_depth=self.http_max_json_depth,

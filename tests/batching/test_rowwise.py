@@ -399,7 +399,10 @@ def test_a_model_that_fails_on_random_values_is_batched_and_the_log_says_what_is
 
 
 def test_a_model_with_a_batch_size_of_two_is_probed() -> None:
-    assert rows_of(lambda inputs: [np.cumsum(inputs[0], axis=0)], default_max_batch_rows=2) == 0
+    def function(inputs: list[Any]) -> list[Any]:
+        return [np.cumsum(inputs[0], axis=0)]
+
+    assert rows_of(function, default_max_batch_rows=2) == 0
 
 
 def test_a_model_with_a_batch_size_of_one_need_not_be_probed(caplog: pytest.LogCaptureFixture) -> None:

@@ -685,6 +685,42 @@ class TestTimeouts:
 
         run(main)
 
+    @pytest.mark.parametrize("make", [request, in_chunks])
+    @pytest.mark.parametrize("path", ["/own", "/app"])
+    def test_the_largest_incomplete_requests_are_rejected_while_all_together_hold_too_much(
+        self, path: str, make: Callable[[str, bytes], bytes]
+    ) -> None:
+        async def main() -> None:
+            first = Lane(replace(LIMITS, max_receive_bytes=LIMITS.max_body_bytes))
+            lanes = [first, *(Lane(own=first.own, shared=first.shared, app=first.app) for _ in range(3))]
+            sizes = [30_000, 45_000, 20_000, 4]
+            for lane, size in zip(lanes, sizes, strict=True):
+                await lane.fed(make(path, bytes(90_000))[: -90_000 + size])
+            first.tick(1)
+            assert [lane.statuses for lane in lanes] == [[], [], [], []]
+
+            await lanes[2].fed(bytes(10_000))
+            first.tick(1)
+
+            assert [lane.statuses for lane in lanes] == [[], [503], [], []]
+            assert "--http-receive-memory-bytes" in orjson.loads(lanes[1].bodies[0])["error"]
+            assert lanes[1].protocol.incomplete_bytes == 0
+
+        run(main)
+
+    def test_requests_that_are_rejected_early_hold_nothing(self) -> None:
+        async def main() -> None:
+            first = Lane(replace(LIMITS, max_receive_bytes=LIMITS.max_body_bytes), own=Own(full=True))
+            lanes = [first, Lane(own=first.own, shared=first.shared)]
+            for lane in lanes:
+                await lane.fed(request("/own", bytes(90_000))[:-1])
+            first.tick(1)
+
+            assert [lane.protocol.incomplete_bytes for lane in lanes] == [0, 0]
+            assert [lane.statuses for lane in lanes] == [[], []]
+
+        run(main)
+
     def test_the_receive_timeout_of_a_request_with_a_cached_head_starts_at_its_own_beginning(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)

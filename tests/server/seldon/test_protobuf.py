@@ -390,7 +390,7 @@ def test_exceptions_have_status_unknown_unless_strict_is_off(
 
 
 @pytest.mark.parametrize(("payload", "strict", "mapped"), [
-    (b"\xff", (INTERNAL, "Exception deserializing request!"), "Exception deserializing payload!"),
+    (b"\xff", (INTERNAL, "Exception deserializing request!"), "Exception deserializing request!"),
     (b"", (UNKNOWN, CALLING), "Unknown data in SeldonMessage"),
     (tensor(1).SerializeToString().replace(b"\x01\x01", b"\x01\x02"),
      (UNKNOWN, f"{CALLING}buffer is smaller than requested size"), "buffer is smaller than requested size"),
