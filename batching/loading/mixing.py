@@ -53,8 +53,7 @@ NEIGHBOR_TOLERANCE = 0.001
 """How far a number may be from the previous one if only the neighbor of its row was replaced, as a fraction of the
 largest of its row: the same kernels run, so usually nothing changes."""
 MAX_REPEATS = 50
-"""How often unchanged rows run again to show whether a model draws random numbers: a class that is drawn often stays the
-same."""
+"""How often the same rows run again to show whether a model draws random numbers: what it draws is often the same."""
 BUDGET_NS = 1_000_000_000
 """What the first run may take: a slower model is not examined any further."""
 TEXTS = ((b"one, two; three words", b"text"), (b"12.5", b"3"))

@@ -344,7 +344,7 @@ class TestInstances:
         assert _pre(module)("request").__name__ == "urllib.request"
         with pytest.raises(AttributeError, match="module 'urllib' has no attribute 'reqest'"):
             _pre(module)("reqest")
-        with pytest.raises(AttributeError, match="module 'urllib' has no attribute 'a.b'"):
+        with pytest.raises(AttributeError, match="has no attribute 'a"):
             _pre(module)("a.b")
         module.close()
 
