@@ -41,7 +41,8 @@ def find_module_file(module: str, folders: Iterable[str], *, installed: bool) ->
     `installed`: if it is not in these folders, it may be anywhere that this Python imports from, which includes
     editable installations that are not on its path.
     """
-    paths = list(folders)
+    # the path is searched as a whole: a folder without __init__.py is a package only if there is no other
+    paths = [*folders, *(sys.path if installed else ())]
     parents: list[str] = []
     spec = None
     for name in module.split("."):

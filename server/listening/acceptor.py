@@ -109,6 +109,7 @@ class Acceptor:
             try:
                 sock, _ = listening.accept()
             except (BlockingIOError, InterruptedError):
+                self._out_of_descriptors = False  # nobody waits
                 return
             except ConnectionAbortedError:
                 continue
@@ -120,7 +121,6 @@ class Acceptor:
                 self._loop.remove_reader(listening)
                 self._loop.call_later(RETRY_S, self._resume, listening)
                 return
-            self._out_of_descriptors = False
             if self._hand_off(sock):
                 sock.close()
             elif self._count >= self.max_connections:

@@ -54,7 +54,7 @@ def locate_version(folder: Path, version: int, filename: str, findings: list[Fin
     contents = ", ".join(sorted(child.name for child in version_folder.iterdir())[:8]) or "nothing"
     text = f"there is no {filename} (found {contents}); default_model_filename or [model] file can name another"
     if path.is_symlink() and not path.exists():
-        text = f"{path.name} is a broken link to {path.readlink()}"
+        text = f"{path.name} is a broken link"  # clients read this: its target is a path on this machine
     findings.append(missing_file(version_folder, version, text))
     return None
 

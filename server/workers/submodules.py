@@ -24,7 +24,7 @@ def import_submodules_on_use() -> None:
 def _importer_of(package: ModuleType) -> Callable[[str], ModuleType]:
     def import_submodule(name: str) -> ModuleType:
         full_name = f"{package.__name__}.{name}"
-        if name.startswith("_") or importlib.util.find_spec(full_name) is None:
+        if name.startswith("_") or "." in name or importlib.util.find_spec(full_name) is None:
             raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}", name=name, obj=package)
         return importlib.import_module(full_name)
 

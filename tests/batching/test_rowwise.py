@@ -361,6 +361,12 @@ def test_a_model_that_draws_random_numbers_is_batched() -> None:
     assert mixed(lambda rows: rows * (rng.random(rows.shape) > 0.1), (-1, 1000)) == 64
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_model_that_draws_one_of_two_classes_is_batched_although_it_often_draws_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    assert mixed(lambda rows: (rng.random(len(rows)) < 0.1).astype(np.float32), (-1,)) == 64
+
+
 def test_a_model_with_a_small_batch_dependent_difference_in_one_column_is_batched() -> None:
     def change(rows: Any) -> Any:
         changed = rows.copy()

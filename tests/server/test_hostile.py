@@ -628,9 +628,10 @@ class TestConnections:
 
     def test_one_connection_more_than_the_limit_is_answered_503(self, server: Target) -> None:
         metrics = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        end_s = time.monotonic() + PATIENCE_S
         # the server may not yet have noticed that the clients of earlier tests have gone
         while b"\npenstock_connections 1\n" not in server.wait(metrics).body:
-            pass
+            assert time.monotonic() < end_s
         with contextlib.ExitStack() as stack:
             idle = [stack.enter_context(server.connect()) for _ in range(500)]
             for sock in idle:

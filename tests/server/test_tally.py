@@ -176,17 +176,15 @@ def test_error_answers_to_disconnected_clients_are_not_counted() -> None:
 
 
 class Listening:
-    """A listening socket on which one connection waits, or whose `accept` fails for lack of descriptors."""
+    """A listening socket on which connections wait, and whose `accept` then fails if there is an error."""
 
-    def __init__(self, error: OSError | None) -> None:
+    def __init__(self, waiting: int, error: OSError | None) -> None:
+        self.waiting = waiting
         self.error = error
-        self.waiting = 1
 
     def accept(self) -> tuple[socket.socket, None]:
-        if self.error is not None:
-            raise self.error
         if not self.waiting:
-            raise BlockingIOError
+            raise BlockingIOError if self.error is None else self.error
         self.waiting -= 1
         return socket.socket(), None
 
@@ -202,7 +200,7 @@ def test_connections_that_are_not_accepted_are_counted_by_reason(error: OSError 
         tally = Tally("grpc")
         accepting = Acceptor(asyncio.Protocol, lambda _sock: False, lambda _count: None, tally)
         accepting.max_connections = 0
-        accepting._accept(Listening(error))  # type: ignore[arg-type]
+        accepting._accept(Listening(int(error is None), error))  # type: ignore[arg-type]
 
         line = f'penstock_connections_refused_total{{protocol="grpc",reason="{reason}"}}'
         assert tally.totals == {line: 1}
@@ -210,12 +208,12 @@ def test_connections_that_are_not_accepted_are_counted_by_reason(error: OSError 
     run(main)
 
 
-def test_running_out_of_file_descriptors_is_logged_once_each_time_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+def test_running_out_of_file_descriptors_is_logged_once_until_nobody_waits(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         tally, full = Tally("http"), OSError(errno.EMFILE, "Too many open files")
         accepting = Acceptor(asyncio.Protocol, lambda _sock: True, lambda _count: None, tally)
         for error in (full, full, None, full):
-            accepting._accept(Listening(error))  # type: ignore[arg-type]
+            accepting._accept(Listening(1, error))  # type: ignore[arg-type]
         assert sum(tally.totals.values()) == 3
 
     run(main)

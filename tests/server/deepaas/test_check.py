@@ -62,6 +62,19 @@ def test_a_module_of_an_editable_installation_is_found(folder: Path, monkeypatch
     assert messages_of(checked("m=editable_package.other")) == ["model 'm': there is no module editable_package.other"]
 
 
+def test_an_installed_package_precedes_a_folder_of_its_name_that_is_not_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "installed_package").mkdir()  # the repository, into which the package's own folder was cloned
+    package = tmp_path / "site" / "installed_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit")
+    (package / "api.py").write_text("def predict(): ...\n")
+    monkeypatch.syspath_prepend(package.parent)
+
+    assert messages_of(checked("m=installed_package.api")) == []
+
+
 def test_one_mistake_hides_neither_other_mistakes_nor_valid_models(folder: Path) -> None:
     (folder / "good.py").write_text("def predict(): ...\n")
     (folder / "broken.py").write_text("def predict(:\n")

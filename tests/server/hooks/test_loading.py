@@ -344,6 +344,8 @@ class TestInstances:
         assert _pre(module)("request").__name__ == "urllib.request"
         with pytest.raises(AttributeError, match="module 'urllib' has no attribute 'reqest'"):
             _pre(module)("reqest")
+        with pytest.raises(AttributeError, match="has no attribute 'a"):
+            _pre(module)("a.b")
         module.close()
 
     def test_a_hook_file_name_need_not_be_an_identifier(self, tmp_path: Path) -> None:

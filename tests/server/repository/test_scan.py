@@ -244,11 +244,11 @@ class TestFolders:
             ("2", "is ignored: a broken link to /unmounted/2", False),
         ]
 
-    def test_a_model_file_that_is_a_broken_link_is_named_as_such(self, tmp_path: Path) -> None:
+    def test_a_model_file_that_is_a_broken_link_is_named_as_such_without_its_target(self, tmp_path: Path) -> None:
         root = make(tmp_path, "m/1/labels.txt")
         (root / "m" / "1" / "model.onnx").symlink_to("/unmounted/model.onnx")
 
-        assert mistakes(entries(root)["m"]) == ["model.onnx is a broken link to /unmounted/model.onnx"]
+        assert mistakes(entries(root)["m"]) == ["model.onnx is a broken link"]
 
     def test_a_model_with_a_mistake_does_not_affect_other_models(self, tmp_path: Path) -> None:
         found = entries(make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="max_batch_sise: 3"))
