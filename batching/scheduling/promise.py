@@ -139,18 +139,18 @@ class Promises:
             end_ns = start_ns + (self._costs.predict_ns(lane.key, lane.rows + request.rows) or 0)
             margin_ns, latest_ns = 0, _likely_target_ns(target_ns, arrived_ns, request.start_ns)
         request.promised_ns = int(end_ns)
-        if end_ns > latest_ns and not (
-            start_ns <= now_ns and not lane.request_count and self._may_probe(now_ns)
-        ):
+        if end_ns > latest_ns and not (start_ns <= now_ns and not lane.request_count and self._may_probe(now_ns)):
             raise _late_error(end_ns + margin_ns, target_ns, arrived_ns)
 
-    def late_error(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
+    def late_error(self, now_ns: int, arrived_ns: int, target_ns: int, *, has_waiting: bool) -> InferError | None:
         """Return the error of a one-row request that would miss its target, `target_ns` from arrival, in every Lane.
 
-        A request that would find the device idle is left to `check`, unless the loop is saturated. Computed once for
-        all requests that arrived together, until a Batch is taken: it took a fifth of the loop's time at twice the
-        capacity.
+        A request that would find the device idle is left to `check`, unless the loop is saturated. `has_waiting`:
+        whether any request waits. Computed once for all requests that arrived together, until a Batch is taken: it took
+        a fifth of the loop's time at twice the capacity.
         """
+        if not (has_waiting or _is_saturated(now_ns, arrived_ns, target_ns)):
+            return None
         if self._late_error is None or arrived_ns != self._late_error_arrived_ns:
             self._late_error, self._late_error_arrived_ns = (
                 self._compute_late_error(now_ns, arrived_ns, target_ns),
@@ -173,7 +173,7 @@ class Promises:
             if start_ns <= now_ns:
                 end_ns = now_ns + (self._costs.predict_ns(lane.key, lane.rows + 1) or 0)
                 likely_ns = _likely_target_ns(arrived_ns + target_ns, arrived_ns, now_ns)
-                may_be_in_time = end_ns <= likely_ns or not is_saturated(now_ns, arrived_ns, target_ns)
+                may_be_in_time = end_ns <= likely_ns or not _is_saturated(now_ns, arrived_ns, target_ns)
                 if may_be_in_time or self._is_probe_due(now_ns):
                     return None
             earliest_ns = min(earliest_ns, end_ns)
@@ -246,7 +246,7 @@ def _arrived_ns(request: InferRequest) -> int:
     return arrived_ns
 
 
-def is_saturated(now_ns: int, arrived_ns: int, target_ns: int) -> bool:
+def _is_saturated(now_ns: int, arrived_ns: int, target_ns: int) -> bool:
     """Whether a request read now may have waited so long that the loop has no time to spare.
 
     `target_ns` counts from arrival.

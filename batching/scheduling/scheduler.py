@@ -15,7 +15,7 @@ from .deadlines import Deadlines
 from .lane import Lane
 from .levels import LevelLane, Levels
 from .ordering import Ordering
-from .promise import Promises, is_saturated
+from .promise import Promises
 from .queue_limits import QueueLimits
 from .sizing import Sizing
 
@@ -152,9 +152,7 @@ class Scheduler:
         """
         if not self.target_ns or self.levels is not None:
             return None
-        if not self.request_count and not is_saturated(now_ns, arrived_ns, self.target_ns):
-            return None
-        return self.promises.late_error(now_ns, arrived_ns, self.target_ns)
+        return self.promises.late_error(now_ns, arrived_ns, self.target_ns, has_waiting=self.request_count > 0)
 
     def take(self, now_ns: int, max_run_ns: float = 0, free_ns: int = 0, pin: Pin = None) -> Batch | None:
         """Close a Batch for an idle Instance, or return None if nothing is due.
