@@ -210,6 +210,14 @@ def compiles_each_size(backend: Backend) -> bool:
     return bool(getattr(backend, "compiles_each_size", False))
 
 
+def shared_scale(backend: Backend) -> str:
+    """Return the operator by which the rows of a batch share a scale, as in dynamic quantization; "" if there is none.
+
+    A Backend that knows has `shared_scale`.
+    """
+    return str(getattr(backend, "shared_scale", ""))
+
+
 def on_loss(backend: Backend, callback: Callable[[], None]) -> None:
     """Have a Backend that can be lost while nothing runs report that, once, on its own thread.
 

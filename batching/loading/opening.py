@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-from penstock.backends.backend import Backend, Loader, compiles_each_size, is_stateful, supports_trimming
+from penstock.backends.backend import Backend, Loader, compiles_each_size, is_stateful, shared_scale, supports_trimming
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.devices.memory import trim_heap
@@ -66,7 +66,7 @@ def open_model(
         run_samples(model)
         reason = "" if model.passive else warmup.sweep(model)
         if not reason and not model.passive and rows_unspecified(configured):
-            reason = find_mixing(model, shares_scale=bool(getattr(backends[0], "shared_scale", "")))
+            reason = find_mixing(model, shares_scale=bool(shared_scale(backends[0])))
     except BaseException:
         close_model(model)
         raise

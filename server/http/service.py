@@ -99,12 +99,14 @@ class HttpShared:
         """Reject the largest of the requests that are still arriving, until the others hold no more than they may."""
         sizes = {connection: size for connection in self.connections if (size := connection.incomplete_bytes)}
         excess = sum(sizes.values()) - max(self.limits.max_receive_bytes, self.limits.max_body_bytes)
+        if excess <= 0:
+            return
         rejected = 0
-        for connection in sorted(sizes, key=sizes.__getitem__, reverse=True) if excess > 0 else ():
-            if excess > 0:
-                excess -= sizes[connection]
-                rejected += 1
-                connection.reject_incomplete()
-        if rejected:
-            text = "incomplete requests exceed the %d bytes of --http-receive-memory-bytes: rejected %d of them"
-            logger.warning(text, self.limits.max_receive_bytes, rejected)
+        for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            if excess <= 0:
+                break
+            excess -= sizes[connection]
+            rejected += 1
+            connection.reject_incomplete()
+        text = "incomplete requests exceed the %d bytes of --http-receive-memory-bytes: rejected %d of them"
+        logger.warning(text, self.limits.max_receive_bytes, rejected)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.backends.backend import Backend, compiles_each_size, is_stateful
+from penstock.backends.backend import Backend, compiles_each_size, is_stateful, shared_scale
 from penstock.backends.errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
@@ -67,7 +67,7 @@ def write_backend(backend: Backend) -> bytes:
         "platform": backend.platform,
         "stateful": is_stateful(backend),
         "compiles_each_size": compiles_each_size(backend),
-        "shared_scale": getattr(backend, "shared_scale", ""),
+        "shared_scale": shared_scale(backend),
         "runtime_metadata": dict(backend.runtime_metadata),
     }).encode()  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.backends.backend import Backend, Loader
+from penstock.backends.backend import Backend, Loader, shared_scale
 from penstock.backends.errors import Code, InferError
 from penstock.backends.libraries import LIBRARY_OPTION
 from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
@@ -198,7 +198,7 @@ def _complete_spec(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: b
 
 def _describe_invariance(spec: ModelSpec, backend: Backend, probed: ProbeResult | None) -> str:
     """Describe how rows of a batch affect each other: as probed, or as known without a run."""
-    operator = getattr(backend, "shared_scale", "")
+    operator = shared_scale(backend)
     shared = operator and not spec.policy.invariant and (spec.policy.max_batch_rows or 0) > 1
     if shared and (probed is None or probed.reason):
         return (
